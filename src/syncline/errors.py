@@ -1,0 +1,71 @@
+"""Every error this package raises on purpose.
+
+SynclineError
+  ConfigError        a setting is wrong; the job never started
+  CheckpointError    a checkpoint is damaged or belongs to something else; it is left alone
+  UsageError         the training loop asks for what cannot be right on many ranks
+  CommError          a message did not get through
+    KeyRefused       somebody on the line does not hold the job's key
+    RankFailed       a peer is gone; the message names it
+      RankDied         its process ended
+      RankSilent       its heartbeat stopped: frozen, or cut off
+      RankHung         it lives, others wait for it, and it does not get on
+
+The command line prints one line and exits with `exit_code`; `--debug` shows the traceback.
+"""
+
+from __future__ import annotations
+
+
+class SynclineError(Exception):
+    """Base of all errors raised on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(SynclineError):
+    """A setting is wrong. The message gives the key, what was found, the rule and the way out."""
+
+    exit_code = 2
+
+    def __init__(self, key: str, found: str, rule: str, fix: str) -> None:
+        super().__init__(f"{key}: {found}, but {rule}. {fix}")
+        self.key = key
+
+
+class CheckpointError(SynclineError):
+    """A checkpoint cannot be used. It was not touched."""
+
+    exit_code = 2
+
+
+class UsageError(SynclineError):
+    """The training loop does something that has no right meaning on many ranks."""
+
+
+class CommError(SynclineError):
+    """A message did not get through."""
+
+
+class KeyRefused(CommError):
+    """The other end of a connection does not hold the job's key."""
+
+
+class RankFailed(CommError):
+    """A peer is gone. `rank` says which."""
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class RankDied(RankFailed):
+    """The peer's process ended."""
+
+
+class RankSilent(RankFailed):
+    """The peer's heartbeat stopped: its process is frozen or its machine is cut off."""
+
+
+class RankHung(RankFailed):
+    """The peer lives, others wait for it, and it does not get on."""
