@@ -1,0 +1,144 @@
+"""What a training script calls: three lines, and a few more for those who need them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from syncline.errors import ConfigError, UsageError
+from syncline.loader import FlatLoader, ShardedLoader, check_one_shard
+from syncline.replica import Replica
+from syncline.session import current_session, open_session
+from syncline.strategies import STRATEGIES
+from syncline.comm.tree import shard_range
+
+
+def init(
+    *, comm: str = "auto", silent_s: float = 20.0, hung_s: float = 600.0, threads: int | None = None
+) -> int:
+    """Join the job that this process was started for, and return this process's rank.
+
+    Works under torchrun, `syncline run`, Slurm, and alone as a world of one. A rank that dies is
+    named by the others at once, one without a heartbeat after `silent_s`, one that others wait for
+    without progress after `hung_s`. `threads` fixes torch's intra-op threads: results depend on it.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return open_session(comm, silent_s, hung_s).world.rank
+
+
+def rank() -> int:
+    """Return this process's rank."""
+    return current_session().world.rank
+
+
+def world_size() -> int:
+    """Return the number of ranks."""
+    return current_session().world.size
+
+
+def distribute(
+    model: nn.Module,
+    optimizer: Optimizer,
+    strategy: str = "synchronous",
+    *,
+    shards: int | None = None,
+    bucket_bytes: int | None = None,
+    overlap: bool | None = None,
+    accumulate: int = 1,
+    private_parameters: bool = False,
+) -> Replica:
+    """Spread training over all ranks, in place: names and `state_dict()` stay as they are.
+
+    Every rank starts from rank 0's parameters. `shards` fixes the arithmetic (default: one per
+    rank), so that any number of ranks gives the same bits. `bucket_bytes` and `overlap` are chosen
+    and logged if None. `accumulate` says how many backward passes a step may have, where the first
+    step has fewer. `private_parameters` gives each rank a copy of its own.
+    """
+    session = current_session()
+    if strategy not in STRATEGIES:
+        raise ConfigError(
+            "strategy", f"got {strategy!r}", f"there are {', '.join(sorted(STRATEGIES))}", ""
+        )
+    if shards is not None and shards < session.world.size:
+        STRATEGIES[strategy]().check(session.world.size, shards)
+    for name, value in (("bucket_bytes", bucket_bytes), ("accumulate", accumulate)):
+        if value is not None and value < 1:
+            raise ConfigError(name, f"got {value}", "it must be at least 1", "Leave it out.")
+    replica = Replica(
+        model,
+        optimizer,
+        STRATEGIES[strategy](),
+        session.comm,
+        session.control,
+        session.lane,
+        shards=shards,
+        bucket_bytes=bucket_bytes,
+        overlap=overlap,
+        accumulate=accumulate,
+        private_parameters=private_parameters,
+    )
+    session.replicas.append(replica)
+    return replica
+
+
+def _replica_of(model: nn.Module) -> Replica:
+    for replica in current_session().replicas:
+        if replica.model is model:
+            return replica
+    raise UsageError("this model was not given to syncline.distribute()")
+
+
+def _sharded(loader: DataLoader[Any], seed: int) -> tuple[ShardedLoader, range]:
+    session = current_session()
+    replica = session.replicas[-1] if session.replicas else None
+    if replica is not None:
+        mine = replica.my_shards
+        shards = replica.shards
+    else:
+        shards = session.world.size
+        mine = range(*shard_range(shards, session.world.size, session.world.rank))
+    return ShardedLoader(loader, shards, mine, replica, seed), mine
+
+
+def shard(loader: DataLoader[Any], *, seed: int = 0) -> FlatLoader:
+    """Return a loader over this rank's part of the data; `batch_size` is the size of a shard.
+
+    Before each batch torch's generator is seeded by (seed, step, shard), so that dropout does not
+    depend on the number of ranks.
+    """
+    steps, mine = _sharded(loader, seed)
+    check_one_shard(mine)
+    return FlatLoader(steps)
+
+
+def shards(loader: DataLoader[Any], *, seed: int = 0) -> ShardedLoader:
+    """Return an iterator over steps; each step iterates over the shards that this rank computes."""
+    return _sharded(loader, seed)[0]
+
+
+def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
+    """Clip the step's gradients by their global norm, which is returned. Between backward and step.
+
+    The norm is equal for any number of ranks.
+    """
+    return _replica_of(model).clip_grad_norm_(max_norm)
+
+
+def discard_gradients(model: nn.Module) -> None:
+    """Drop this step's gradients instead of taking the step. On every rank, or on none."""
+    _replica_of(model).discard_gradients()
+
+
+def optimizer_state(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return the whole optimizer state by parameter name. Every rank calls it."""
+    return _replica_of(model).optimizer_state()
+
+
+def load_optimizer_state(model: nn.Module, state: dict[str, dict[str, Any]]) -> None:
+    """Take over what `optimizer_state` returned, perhaps on another number of ranks."""
+    _replica_of(model).load_optimizer_state(state)

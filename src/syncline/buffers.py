@@ -1,0 +1,113 @@
+"""A model's buffers, so that they come out the same on any number of ranks.
+
+Every shard of a step starts from the same buffers. The running statistics of norm layers are then
+averaged over all shards along the fixed tree, as gradients are; other buffers are those that shard
+0 leaves behind. With one shard this is what a plain loop does.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from syncline.comm.base import Communicator, Partials, even_cuts
+from syncline.comm.tree import LeafPlan, Spread
+
+_STATISTICS = ("running_mean", "running_var")
+
+
+class Buffers:
+    """The buffers of a model: statistics in flat memory of their own, the others where they are."""
+
+    def __init__(self, model: nn.Module, comm: Communicator, spread: Spread, num_slots: int) -> None:
+        self.statistics: Partials | None = None
+        self.others: list[torch.Tensor] = []
+        self._norms: list[torch.Tensor] = []
+        seen: set[int] = set()
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if id(buffer) in seen:
+                    continue
+                seen.add(id(buffer))
+                is_statistic = isinstance(module, _NormBase) and name in _STATISTICS
+                if is_statistic and buffer.is_floating_point():
+                    self._norms.append(buffer)
+                elif not (isinstance(module, _NormBase) and name == "num_batches_tracked"):
+                    self.others.append(buffer)
+        self._counters = [
+            module.num_batches_tracked
+            for module in model.modules()
+            if isinstance(module, _NormBase) and module.num_batches_tracked is not None
+        ]
+        self._lay_out(comm, spread, num_slots)
+        self._small = [*self._counters, *self.others]
+        self._start_small: list[torch.Tensor] = []
+        self._after_shard_0: list[torch.Tensor] = []
+        self.begin_step()
+
+    def _lay_out(self, comm: Communicator, spread: Spread, num_slots: int) -> None:
+        if not self._norms:
+            return
+        dtype = self._norms[0].dtype
+        total = sum(buffer.numel() for buffer in self._norms)
+        slots = [comm.allocate(total, dtype) for _ in range(num_slots)]
+        cuts = even_cuts(total, comm.size)
+        self.statistics = Partials(slots, cuts, spread, 1.0 / spread.shards)
+        self._current = torch.empty(total, dtype=dtype)
+        self._start = torch.empty(total, dtype=dtype)
+        offset = 0
+        for buffer in self._norms:
+            view = self._current[offset : offset + buffer.numel()].view(buffer.shape)
+            view.copy_(buffer)
+            buffer.data = view
+            offset += buffer.numel()
+
+    @property
+    def has_changed_others(self) -> bool:
+        """Say whether forward wrote buffers that are not statistics."""
+        return any(
+            buffer._version != version
+            for buffer, version in zip(self.others, self._versions, strict=True)
+        )
+
+    def begin_step(self) -> None:
+        """Remember where every shard of the step starts from."""
+        if self._norms:
+            self._start.copy_(self._current)
+        self._start_small = [buffer.clone() for buffer in self._small]
+        self._versions = [buffer._version for buffer in self.others]
+
+    def begin_shard(self) -> None:
+        """Go back to where the step started."""
+        if self._norms:
+            self._current.copy_(self._start)
+        for buffer, start in zip(self._small, self._start_small, strict=True):
+            buffer.copy_(start)
+
+    def end_shard(self, shard: int, plan: LeafPlan) -> None:
+        """Add the shard's statistics to the rank's partial sums."""
+        if shard == 0:
+            self._after_shard_0 = [buffer.clone() for buffer in self.others]
+        if self.statistics is None:
+            return
+        slots = [slot.mine for slot in self.statistics.slots]
+        if plan.fresh:
+            slots[plan.slot].copy_(self._current)
+        else:
+            slots[plan.slot].add_(self._current)
+        for into, from_ in plan.merges:
+            slots[into].add_(slots[from_])
+
+    def end_step(self, comm: Communicator, others_changed: bool) -> None:
+        """Take over the averaged statistics, and shard 0's other buffers. Comm lane."""
+        if self.statistics is not None:
+            self._current.copy_(self.statistics.result)
+        if others_changed:
+            root = comm.ranks.index(min(comm.ranks))
+            for buffer, value in zip(self.others, self._after_shard_0 or self.others, strict=True):
+                if comm.position == root:
+                    buffer.copy_(value)
+                comm.broadcast(buffer, root)
+        self._after_shard_0 = []
+        self.begin_step()

@@ -1,0 +1,169 @@
+"""The run folder: where it is, whether it may be used, and the job written into it.
+
+job.toml         the job as it is run, everything automatic filled in
+metrics.jsonl    a line per recorded step
+summary.json     the result
+checkpoints/     what --resume starts from
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from syncline.config import Job, job_to_toml, printable, read_job
+from syncline.errors import ConfigError, SynclineError
+
+JOB, SUMMARY, CHECKPOINTS = "job.toml", "summary.json", "checkpoints"
+_A_RUN = (JOB, SUMMARY, CHECKPOINTS, "metrics.jsonl")
+
+# What a run may change when it is resumed: where and how fast it goes, how long, what it writes.
+_FREE = {
+    "data": {"path"},
+    "strategy": {"bucket_bytes", "overlap", "comm"},
+    "run": {
+        "ranks",
+        "steps",
+        "epochs",
+        "evaluate_every",
+        "checkpoint_every",
+        "out",
+        "silent_s",
+        "hung_s",
+    },
+}
+
+
+def choose_folder(job_file: Path, job: Job, out: Path | None, unique: str | None) -> Path:
+    """Find the run folder: `--out`, then run.out, then a fresh one below runs/.
+
+    `unique` replaces the time in the fresh name where several ranks must agree on it.
+    """
+    if out is not None:
+        return out
+    if job.run.out is not None:
+        return Path(job.run.out)
+    stem = f"{job_file.stem}-{unique or time.strftime('%Y%m%d-%H%M%S')}"
+    folder, number = Path("runs") / stem, 1
+    while unique is None and folder.exists():
+        number += 1
+        folder = Path("runs") / f"{stem}-{number}"
+    return folder
+
+
+def require_named_folder(job: Job, out: Path | None) -> Path:
+    """Return the folder to resume from: it must have been named."""
+    if out is None and job.run.out is None:
+        raise ConfigError(
+            "--resume",
+            "no run folder is named",
+            "a run goes on where its checkpoints are",
+            "Add --out DIR.",
+        )
+    return out or Path(job.run.out or "")
+
+
+def check_folder(folder: Path, resume: bool) -> None:
+    """Refuse a folder that holds another run, or nothing to resume from."""
+    shown = printable(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError("--out", f"{shown} is a file", "a run needs a folder", "Name another.")
+    if resume:
+        if not has_checkpoint(folder):
+            raise ConfigError(
+                "--resume",
+                f"{shown} holds no checkpoint",
+                "a run goes on from its last one",
+                "Look at the path, or start the run again without --resume in a new folder.",
+            )
+    elif any((folder / name).exists() for name in _A_RUN):
+        raise ConfigError(
+            "--out",
+            f"{shown} already holds a run",
+            "runs are not overwritten",
+            "Add --resume to go on with it, or name another folder.",
+        )
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Tell whether a finished checkpoint is there (unfinished ones start with a dot)."""
+    try:
+        names = os.listdir(folder / CHECKPOINTS)
+    except OSError:
+        return False
+    return any(not name.startswith(".") and not name.endswith(".tmp") for name in names)
+
+
+def go_on_with(job: Job, folder: Path) -> Job:
+    """Check that `job` is the one the folder was started with; take its automatic shards.
+
+    The number of ranks may change from one start to the next, the number of shards may not: left
+    to itself it stays what it was.
+    """
+    before = read_job(folder / JOB)
+    if job.strategy.shards is None:
+        same = msgspec.structs.replace(job.strategy, shards=before.strategy.shards)
+        job = msgspec.structs.replace(job, strategy=same)
+    now = msgspec.structs.replace(job, optimizer=job.optimizer.resolved())
+    before = msgspec.structs.replace(before, optimizer=before.optimizer.resolved())
+    for table in now.__struct_fields__:
+        was, is_now = getattr(before, table), getattr(now, table)
+        for name in is_now.__struct_fields__:
+            old, new = getattr(was, name), getattr(is_now, name)
+            if old != new and name not in _FREE.get(table, ()):
+                raise ConfigError(
+                    f"{table}.{name}",
+                    f"got {printable(new)} to go on with a run that had {printable(old)}",
+                    "this would no longer be the same run",
+                    "Set it back, or start a new run in another folder.",
+                )
+    return job
+
+
+def write_job(job: Job, folder: Path) -> None:
+    """Create the folder and put the job there: whole or not at all."""
+    temporary = folder / f".{JOB}.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(job_to_toml(job))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(folder / JOB)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        reason = (error.strerror or type(error).__name__).lower()
+        raise ConfigError(
+            "--out",
+            f"{printable(folder)} cannot be written ({reason})",
+            "the run writes its results there",
+            "Name another folder.",
+        ) from None
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Read what rank 0 wrote at the end. Numbers JSON cannot hold (a loss of NaN) become null."""
+    path = folder / SUMMARY
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise SynclineError(
+            f"{printable(path)} is missing or damaged though every rank ended well"
+        ) from None
+    return finite(summary)
+
+
+def finite(summary: dict[str, Any]) -> dict[str, Any]:
+    """Replace infinities and NaN by None."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in summary.items()
+    }

@@ -1,0 +1,96 @@
+"""`syncline`: the verbs, and the one place where errors become a line and an exit status.
+
+0 is success, 2 a mistake in what was given (job, options, checkpoint), 130 Ctrl-C, 1 all else.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from typing import NoReturn
+
+import typer
+
+from syncline.cli import key, run, train
+from syncline.cli.output import report, say
+from syncline.errors import SynclineError
+
+app = typer.Typer(
+    name="syncline",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("train", context_settings={"max_content_width": 100})(train.train)
+app.command(
+    "run",
+    # What follows the script is the script's: its --ranks is not ours.
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+)(run.run)
+app.command("key")(key.key)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            print(importlib.metadata.version("syncline"))
+        except importlib.metadata.PackageNotFoundError:
+            print("not installed: running from its sources")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def syncline(
+    context: typer.Context,
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """Train a PyTorch model on many ranks; the same bits on any number of them.
+
+    [bold]First steps[/bold]: train what a job file describes, or start your own
+    script on two ranks.
+
+      syncline train examples/digits.toml --ranks 2
+
+      syncline run --ranks 2 script.py --lr 0.1
+
+    [bold]Words[/bold]: a rank is one worker process. A shard is a fixed part of a
+    step's batch. Shards, not ranks, fix the arithmetic: with strategy.shards = 8
+    one, two or eight ranks give the same weights bit for bit.
+
+    `syncline train --help` explains job files and run folders.
+    """
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main() -> NoReturn:
+    """Run the command line and exit."""
+    sys.exit(_run())
+
+
+def _run() -> int:
+    try:
+        status = app(prog_name="syncline", standalone_mode=False)
+        sys.stdout.flush()
+    except SynclineError as error:
+        return report(error)
+    except (typer.Abort, KeyboardInterrupt):
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`): Python would complain once more at exit.
+        sys.stdout = None
+        return 1
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        # A mistake in the options themselves, found by typer.
+        context = getattr(error, "ctx", None)
+        where = context.command_path if context is not None else "syncline"
+        message = error.format_message()
+        stop = "" if message.endswith((".", "?")) else "."
+        say(f"{message}{stop} See `{where} --help`.")
+        return 2
+    return status if isinstance(status, int) else 0

@@ -1,0 +1,38 @@
+"""How the command line speaks: errors are one line on stderr, `--debug` adds the traceback."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+import typer
+
+from syncline.config import printable
+from syncline.errors import SynclineError
+
+_is_debug = False
+
+
+def show_tracebacks(wanted: bool) -> None:
+    """Remember whether errors are to come with their traceback (`--debug`)."""
+    global _is_debug
+    _is_debug = wanted
+
+
+def say(line: str) -> None:
+    """Print one line on stderr, in one write: several ranks may speak at once."""
+    sys.stderr.write(f"syncline: {printable(line)}\n")
+    sys.stderr.flush()
+
+
+def report(error: SynclineError, who: str = "") -> int:
+    """Print an error raised on purpose; return the exit status it asks for."""
+    if _is_debug:
+        traceback.print_exception(error)
+    say(f"{who}{error}")
+    return error.exit_code
+
+
+debug_option = typer.Option(
+    False, "--debug", callback=show_tracebacks, is_eager=True, help="Show where an error came from."
+)

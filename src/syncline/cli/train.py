@@ -1,0 +1,156 @@
+"""`syncline train`: check a job without torch, prepare its run folder, start its ranks."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+from rich.console import Console
+
+from syncline import data, models
+from syncline.cli import folder as folders
+from syncline.cli.output import debug_option, say
+from syncline.cli.run import check_ranks
+from syncline.cli.worker import work
+from syncline.config import Job, job_to_toml, read_job
+from syncline.errors import ConfigError
+from syncline.launch.env import World, read_world
+from syncline.launch.local import launch
+from syncline.report.result import print_result
+
+
+def train(
+    job_file: Path = typer.Argument(..., metavar="JOB.toml", help="What to train, on what, how."),
+    ranks: int | None = typer.Option(
+        None, "--ranks", "-n", help="How many processes; wins over the file."
+    ),
+    sets: list[str] = typer.Option(
+        [], "--set", metavar="KEY=VALUE", help="Override a setting; repeat for more."
+    ),
+    out: Path | None = typer.Option(
+        None, "--out", help="The run folder.", show_default="runs/JOB-TIME"
+    ),
+    resume: bool = typer.Option(False, "--resume", help="Go on from the folder's last checkpoint."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as one JSON object."),
+    print_job: bool = typer.Option(False, "--print-job", help="Print the resolved job and stop."),
+    debug: bool = debug_option,
+) -> None:
+    """Train what a job file describes.
+
+    [bold]Examples[/bold]
+
+      syncline train examples/digits.toml --ranks 2
+
+      syncline train examples/digits.toml --set run.steps=30 --json
+
+      syncline train examples/digits.toml --out runs/mine --resume
+
+    [bold]The job[/bold] has five tables: model, data, optimizer, strategy and run;
+    examples/digits.toml explains their settings, --print-job shows them all as
+    they will be. --set takes a TOML value or a bare word; with an empty one
+    (--set optimizer.momentum=) the setting is taken out.
+
+    [bold]Strategies[/bold]: synchronous (in every step all ranks average their
+    gradients, and each updates its own share of the weights).
+
+    [bold]The run folder[/bold] holds job.toml (the job as it was run), metrics.jsonl,
+    summary.json and checkpoints/. It is never overwritten: --resume goes on, on
+    any number of ranks, to the weights of a run that was never stopped.
+
+    Under torchrun and srun the process is a rank itself and starts no others:
+
+      torchrun --standalone --nproc-per-node 2 -m syncline train JOB.toml
+    """
+    world = read_world()
+    job = read_job(job_file, sets)
+    if resume:
+        job = folders.go_on_with(job, _checked_for_resume(job, out))
+    job = job.resolved(_ranks(job, ranks, world))
+    check_names(job)
+    if print_job:
+        sys.stdout.write(job_to_toml(job))
+        return
+    is_rank = _is_rank(world)
+    folder = folders.choose_folder(job_file, job, out, world.job_id if is_rank else None)
+    job = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, out=str(folder)))
+    if world.rank == 0:
+        folders.check_folder(folder, resume)
+        folders.write_job(job, folder)
+    if is_rank:
+        summary = folders.finite(work(job, folder, resume=resume).to_json_dict())
+    else:
+        summary = _launch(job_file, job, folder, resume=resume, as_json=as_json, debug=debug)
+    if world.rank == 0:
+        _print(summary, folder, as_json)
+
+
+def check_names(job: Job) -> None:
+    """Check model and data as far as that is possible without torch and without reading samples."""
+    settings = job.data
+    data.check(
+        settings.name,
+        path=settings.path,
+        image_size=settings.image_size,
+        sample_shape=settings.sample_shape,
+        classes=settings.classes,
+        samples=settings.samples,
+        seed=job.run.seed,
+    )
+    # How large the images are is known here only if the job says so: otherwise the ranks check.
+    size = job.image_size or 4096
+    shape = settings.sample_shape or (3, size, size)
+    models.check(job.model.name, shape, job.model.classes or 1, job.model.options)
+
+
+def _checked_for_resume(job: Job, out: Path | None) -> Path:
+    folder = folders.require_named_folder(job, out)
+    folders.check_folder(folder, resume=True)
+    return folder
+
+
+def _is_rank(world: World) -> bool:
+    """Tell a rank from somebody who starts ranks: a Slurm job of one task may well do that."""
+    return world.launcher in ("torchrun", "syncline") or world.size > 1
+
+
+def _ranks(job: Job, ranks: int | None, world: World) -> int:
+    if ranks is not None:
+        check_ranks("--ranks", ranks)
+    if not _is_rank(world):
+        return job.run.ranks if ranks is None else ranks
+    if ranks is not None and ranks != world.size:
+        raise ConfigError(
+            "--ranks",
+            f"got {ranks} under {world.launcher}, which started {world.size}",
+            "the launcher decides",
+            "Leave --ranks away.",
+        )
+    return world.size
+
+
+def _launch(
+    job_file: Path, job: Job, folder: Path, *, resume: bool, as_json: bool, debug: bool
+) -> dict[str, Any]:
+    command = [sys.executable, "-m", "syncline.cli.worker", str(folder)]
+    command += ["--resume"] * resume + ["--debug"] * debug
+    # stdout belongs to the one JSON object: whatever a rank prints goes to stderr then.
+    stdout = sys.stderr.fileno() if as_json else None
+    outcome = launch(command, job.run.ranks, threads=job.run.threads, stdout=stdout)
+    if outcome.exit_code:
+        if outcome.exit_code != 2 and folders.has_checkpoint(folder):
+            again = f"syncline train {shlex.quote(str(job_file))} --out {shlex.quote(str(folder))}"
+            say(f"to go on from the last checkpoint: {again} --resume")
+        raise typer.Exit(outcome.exit_code)
+    return folders.read_summary(folder)
+
+
+def _print(summary: dict[str, Any], folder: Path, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(summary, allow_nan=False))
+    else:
+        print_result(summary, folder, Console(highlight=False))

@@ -1,0 +1,57 @@
+"""The communicator of a world of one: every collective is a sum of one's own, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from syncline.comm.base import Communicator, Memory, Partials, Strips
+from syncline.comm.tree import prepare_sum
+
+
+class Alone:
+    """One rank, no peers."""
+
+    name = "alone"
+    position = 0
+    size = 1
+
+    def __init__(self, rank: int = 0) -> None:
+        self.ranks = (rank,)
+
+    def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
+        mine = torch.zeros(num_elements, dtype=dtype)
+        return Memory(mine, (mine,))
+
+    def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
+        return Memory(torch.zeros(num_elements, dtype=dtype), is_common=True)
+
+    def reduce_scatter(self, partials: Partials) -> None:
+        if partials.plan is None:
+            nodes = partials.spread.nodes[0]
+            sources = [(node, slot.mine) for node, slot in zip(nodes, partials.slots, strict=False)]
+            root = (0, partials.spread.shards)
+            partials.plan = prepare_sum(root, sources, partials.result, partials.scale)
+        partials.plan()
+
+    def all_reduce(self, partials: Partials) -> None:
+        self.reduce_scatter(partials)
+
+    def reduce(self, partials: Partials, root: int) -> None:
+        self.reduce_scatter(partials)
+
+    def all_gather(self, strips: Strips) -> None:
+        pass
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        pass
+
+    def barrier(self) -> None:
+        pass
+
+    def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
+        return Alone(self.ranks[0]) if self.ranks[0] in ranks else None
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,147 @@
+"""The communicator: the only door to other ranks. One contract, one test suite for all.
+
+Calls block and run on the comm lane, in the same order on every rank of the communicator; one
+thread at a time. Collectives work on memory that the communicator itself handed out:
+
+- `allocate` gives each rank its own memory, which its peers may read as far as they can reach it;
+- `allocate_common` gives one memory to all ranks of a machine.
+
+What a rank passes to a collective is *lent*: peers may read it until a later collective of the same
+communicator returns. Until then only the rank's own strip may be written.
+
+`position` is the rank's place in this communicator, and the number of the strip that it owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from syncline.comm.tree import Spread
+
+
+@dataclass(eq=False)
+class Memory:
+    """Flat memory of one rank. `peers[position]` is the peer's, where it can be reached."""
+
+    mine: torch.Tensor
+    peers: tuple[torch.Tensor, ...] | None = None
+    is_common: bool = False
+
+    def part(self, start: int, stop: int) -> Memory:
+        peers = self.peers and tuple(peer[start:stop] for peer in self.peers)
+        return Memory(self.mine[start:stop], peers, self.is_common)
+
+
+@dataclass(eq=False)
+class Strips:
+    """Memory cut into one strip per position: strip k is elements cuts[k] to cuts[k + 1]."""
+
+    memory: Memory
+    cuts: tuple[int, ...]
+    plan: Any = field(default=None, repr=False)
+
+    def mine(self, position: int) -> torch.Tensor:
+        return self.memory.mine[self.cuts[position] : self.cuts[position + 1]]
+
+
+@dataclass(eq=False)
+class Partials:
+    """What a rank knows of a sum over all shards: slot k holds the k-th node of its spread.
+
+    After `reduce_scatter` the rank's own strip of slot 0 holds scale * sum. After `all_reduce`
+    `result` holds all of it; it may be memory of its own, and is the rank's to keep.
+    """
+
+    slots: list[Memory]
+    cuts: tuple[int, ...]
+    spread: Spread
+    scale: float
+    plan: Any = field(default=None, repr=False)
+    result: torch.Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.result = self.slots[0].mine
+
+    def strip(self, position: int) -> torch.Tensor:
+        return self.slots[0].mine[self.cuts[position] : self.cuts[position + 1]]
+
+
+class Communicator(Protocol):
+    """Blocking collectives among the ranks of a group, in a fixed order."""
+
+    @property
+    def name(self) -> str:
+        """What carries the bytes, in a word or two, for people."""
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The world's ranks in this communicator, by position."""
+
+    def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
+        """Return zeroed memory of this rank's own. Every rank calls it, with the same numbers."""
+
+    def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
+        """Return zeroed memory that the ranks of one machine share. Every rank calls it."""
+
+    def reduce_scatter(self, partials: Partials) -> None:
+        """Sum along the tree; this rank's strip of slot 0 holds the result."""
+
+    def all_gather(self, strips: Strips) -> None:
+        """Give every rank every strip, each as its owner has it."""
+
+    def all_reduce(self, partials: Partials) -> None:
+        """Sum along the tree; `result` holds all of it on every rank."""
+
+    def reduce(self, partials: Partials, root: int) -> None:
+        """Sum along the tree; slot 0 of the rank in position `root` holds the whole result."""
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Copy the tensor of the rank in position `root` to all. Any contiguous tensor will do."""
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+
+    def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
+        """Return a communicator of some of the world's ranks; None where this rank is not in it.
+
+        Every rank of this communicator calls it, with the same ranks.
+        """
+
+    def close(self) -> None:
+        """Give back memory and connections. Peers are not waited for."""
+
+
+def even_cuts(num_elements: int, size: int) -> tuple[int, ...]:
+    """Cut memory into strips of nearly equal size, for uses where any cut will do.
+
+    >>> even_cuts(10, 4)
+    (0, 2, 5, 7, 10)
+    """
+    return tuple(num_elements * position // size for position in range(size + 1))
+
+
+def exchange_bytes(comm: Communicator, mine: bytes) -> list[bytes]:
+    """Give every rank the small message of every other, by position. For set-up, not for speed."""
+    sizes = torch.zeros(comm.size, dtype=torch.int64)
+    sizes[comm.position] = len(mine)
+    for root in range(comm.size):
+        comm.broadcast(sizes[root : root + 1], root)
+    messages = []
+    for root, length in enumerate(sizes.tolist()):
+        buffer = torch.zeros(length, dtype=torch.uint8)
+        if root == comm.position and length:
+            buffer.copy_(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
+        if length:
+            comm.broadcast(buffer, root)
+        messages.append(bytes(buffer.numpy()))
+    return messages

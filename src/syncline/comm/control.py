@@ -1,0 +1,278 @@
+"""Who lives, who is gone, and how everybody hears of it within seconds.
+
+One thread per rank watches the control connections (a star on every machine, a star of machines
+above it). Three ways to fail, three messages:
+
+- died: the connection hung up without a farewell; known at once;
+- silent: no heartbeat for `silent_s`: a frozen process or a machine that is cut off;
+- hung: the rank lives, somebody has waited for it for `hung_s`, and its progress stands still.
+
+The first failure is passed on to every rank; who waits is woken. Each rank keeps a progress record
+(step, bucket, phase) where its machine's leader can read it even after the rank's death.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from syncline.comm.handshake import Frames, pack
+from syncline.comm.rendezvous import Links, Place
+from syncline.errors import CommError, RankDied, RankFailed, RankHung, RankSilent
+
+log = logging.getLogger("syncline")
+
+HEARTBEAT_S = 1.0
+PHASES = ("start", "forward", "backward", "step", "reduce", "update", "gather", "evaluate", "save")
+_RECORD = struct.Struct("<qqq")
+_HOW: dict[str, type[RankFailed]] = {"died": RankDied, "silent": RankSilent, "hung": RankHung}
+
+
+class Message(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """Everything that control connections carry."""
+
+    records: dict[int, tuple[int, int, int]] = {}
+    """Heartbeat: rank -> (step, bucket, phase)."""
+    left: list[int] = []
+    """Ranks that ended in good order."""
+    gone: int | None = None
+    how: str = ""
+    why: str = ""
+
+
+class ProgressBoard:
+    """The progress records of a machine's ranks, in memory that outlives any one of them."""
+
+    def __init__(self, file: int, local_size: int, local_rank: int) -> None:
+        self._map = mmap.mmap(file, local_size * _RECORD.size)
+        self._offset = local_rank * _RECORD.size
+        self.step = 0
+
+    @staticmethod
+    def create(local_size: int) -> int:
+        file = os.memfd_create("syncline-progress", os.MFD_CLOEXEC)
+        os.ftruncate(file, local_size * _RECORD.size)
+        return file
+
+    def write(self, phase: str, bucket: int = -1) -> None:
+        _RECORD.pack_into(self._map, self._offset, self.step, bucket, PHASES.index(phase))
+
+    def read(self, local_rank: int) -> tuple[int, int, int]:
+        return _RECORD.unpack_from(self._map, local_rank * _RECORD.size)
+
+
+def describe(record: tuple[int, int, int]) -> str:
+    """Put a progress record into words. Step -1: nothing was heard yet.
+
+    >>> describe((17, 2, 4))
+    'at step 17 (reduce, bucket 2)'
+    """
+    step, bucket, phase = record
+    name = PHASES[phase] if 0 <= phase < len(PHASES) else "?"
+    return f"at step {step} ({name}{f', bucket {bucket}' if bucket >= 0 else ''})"
+
+
+class Control:
+    """This rank's end of the control connections, and its verdict on the others."""
+
+    def __init__(
+        self, place: Place, links: Links, *, silent_s: float = 20.0, hung_s: float = 600.0
+    ) -> None:
+        self.place = place
+        self.silent_s = silent_s
+        self.hung_s = hung_s
+        self.failure: RankFailed | None = None
+        self.left: set[int] = set()
+        self.progress = self._share_progress(links)
+        self._links = dict(links.children)
+        if links.parent is not None:
+            self._links[links.parent[0]] = links.parent[1]
+        self._parent = links.parent[0] if links.parent else None
+        self._records: dict[int, tuple[int, int, int]] = {}
+        self._heard = dict.fromkeys(self._links, time.monotonic())
+        self._frames = {rank: Frames() for rank in self._links}
+        self._callbacks: list[Callable[[RankFailed], None]] = []
+        self._lock = threading.RLock()
+        self._wake, self._waker = socket.socketpair()
+        self._closing = False
+        for sock in self._links.values():
+            sock.settimeout(5.0)
+        self._thread = threading.Thread(target=self._watch, name="syncline-control", daemon=True)
+        self._thread.start()
+
+    def _share_progress(self, links: Links) -> ProgressBoard:
+        local_size = len(self.place.local_ranks)
+        if self.place.local_rank == 0:
+            file = ProgressBoard.create(local_size)
+            for sock in links.memory.values():
+                socket.send_fds(sock, [b"p"], [file])
+        else:
+            (sock,) = links.memory.values()
+            _, (file, *_), _, _ = socket.recv_fds(sock, 1, 1)
+        try:
+            return ProgressBoard(file, local_size, self.place.local_rank)
+        finally:
+            os.close(file)
+
+    # What the rank's own threads call.
+
+    def on_failure(self, callback: Callable[[RankFailed], None]) -> None:
+        """Call back, on the control thread, when a peer is gone; at once if one already is."""
+        with self._lock:
+            self._callbacks.append(callback)
+            failure = self.failure
+        if failure is not None:
+            callback(failure)
+
+    def check(self) -> None:
+        """Raise if a peer is known to be gone."""
+        if self.failure is not None:
+            raise self.failure
+
+    def check_waiting_for(self, ranks: Iterable[int], waited_s: float, what: str) -> None:
+        """Raise if waiting for these ranks makes no sense any more."""
+        self.check()
+        waiting_for = list(ranks)
+        for rank in waiting_for:
+            if rank in self.left:
+                raise RankDied(
+                    rank,
+                    f"rank {rank} ended its run in good order, but rank {self.place.rank} still "
+                    f"waits for it ({what} {self._last_of(self.place.rank)}). Give every rank the "
+                    "same number of steps.",
+                )
+        if waited_s > self.hung_s and waiting_for:
+            rank = waiting_for[0]
+            self._fail(
+                rank,
+                "hung",
+                f"rank {rank} hangs {self._last_of(rank)}: rank {self.place.rank} has waited "
+                f"{waited_s:.0f} s for it ({what}).",
+            )
+            self.check()
+
+    def verdict(self, patience_s: float = 3.0) -> RankFailed | None:
+        """Give the watchers a moment to say why a connection broke."""
+        deadline = time.monotonic() + patience_s
+        while self.failure is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return self.failure
+
+    def report(self, error: BaseException) -> None:
+        """Tell everybody that this rank fails by its own fault, and why."""
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        rank = self.place.rank
+        sentence = f"rank {rank} failed {self._last_of(rank)}: {why}"
+        self._send_all(Message(gone=rank, how="died", why=sentence))
+
+    def close(self, *, in_good_order: bool = True) -> None:
+        """Say farewell, so that peers do not take the hang-up for a death."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        if in_good_order and self.failure is None:
+            self._send_all(Message(left=[self.place.rank]))
+        self._waker.send(b"x")
+        self._thread.join(timeout=5.0)
+        for sock in self._links.values():
+            sock.close()
+        self._wake.close()
+        self._waker.close()
+
+    # The control thread.
+
+    def _watch(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake, selectors.EVENT_READ, None)
+            for rank, sock in self._links.items():
+                selector.register(sock, selectors.EVENT_READ, rank)
+            next_beat = time.monotonic()
+            while not self._closing:
+                now = time.monotonic()
+                if now >= next_beat:
+                    self._beat()
+                    next_beat = now + HEARTBEAT_S
+                for key, _ in selector.select(max(0.0, next_beat - time.monotonic())):
+                    if key.data is not None and not self._read(key.data):
+                        selector.unregister(key.fileobj)
+                        self._heard.pop(key.data, None)
+                self._look_for_silence()
+
+    def _beat(self) -> None:
+        mine = self.place.rank
+        records = {mine: self.progress.read(self.place.local_rank)}
+        if self.place.local_rank == 0:
+            for local_rank, rank in enumerate(self.place.local_ranks):
+                records[rank] = self.progress.read(local_rank)
+        self._send_all(Message(records=records))
+
+    def _read(self, rank: int) -> bool:
+        """Take in what a peer sent; False when its connection has ended."""
+        try:
+            data = self._links[rank].recv(1 << 16)
+            messages = [
+                msgspec.json.decode(frame, type=Message) for frame in self._frames[rank].feed(data)
+            ]
+        except (OSError, CommError, msgspec.MsgspecError):
+            data, messages = b"", []
+        for message in messages:
+            self._heard[rank] = time.monotonic()
+            self._records.update(message.records)
+            if message.left:
+                self.left.update(message.left)
+                self._send_all(Message(left=message.left), but=rank)
+            if message.gone is not None:
+                self._fail(message.gone, message.how, message.why, source=rank)
+        if not data and rank not in self.left and not self._closing:
+            self._fail(rank, "died", f"rank {rank} died {self._last_of(rank)}.")
+        return bool(data)
+
+    def _look_for_silence(self) -> None:
+        now = time.monotonic()
+        for rank, heard in list(self._heard.items()):
+            if now - heard > self.silent_s and rank not in self.left:
+                self._fail(
+                    rank,
+                    "silent",
+                    f"rank {rank} is silent for {now - heard:.0f} s: frozen, or cut off. "
+                    f"Last seen {self._last_of(rank)}.",
+                )
+
+    def _last_of(self, rank: int) -> str:
+        if rank in self.place.local_ranks:
+            return describe(self.progress.read(self.place.local_ranks.index(rank)))
+        record = self._records.get(rank)
+        return "before its first heartbeat" if record is None else describe(record)
+
+    def _fail(self, rank: int, how: str, sentence: str, source: int | None = None) -> None:
+        """Take note of the first failure, pass it on and wake whoever waits."""
+        with self._lock:
+            if self.failure is not None:
+                return
+            self.failure = _HOW.get(how, RankDied)(rank, sentence)
+            callbacks = list(self._callbacks)
+        self._send_all(Message(gone=rank, how=how, why=sentence), but=source)
+        if rank != self.place.rank:
+            log.error("rank %d: %s", self.place.rank, sentence)
+        for callback in callbacks:
+            callback(self.failure)
+
+    def _send_all(self, message: Message, but: int | None = None) -> None:
+        frame = pack(message)
+        with self._lock:
+            for rank, sock in self._links.items():
+                if rank != but:
+                    # A peer that cannot be written to is noticed by reading from it.
+                    with contextlib.suppress(OSError):
+                        sock.sendall(frame)

@@ -1,0 +1,157 @@
+"""Several machines with several ranks each: shared memory inside, the network across.
+
+A bucket is cut into one column per local rank, and each column into one strip per machine. The
+ranks of a machine first add up their column in shared memory; then each carries its own column
+across to the ranks with the same local rank. So every byte crosses the wire once, and all ranks
+of a machine share the work of sending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from syncline.comm.base import Communicator, Memory, Partials, Strips
+from syncline.comm.network import Network
+from syncline.comm.shared_memory import SharedMemory
+from syncline.comm.tree import Node, cover, prepare_sum
+from syncline.errors import CommError
+
+
+class Hierarchical:
+    """All ranks of a world whose machines have equally many ranks."""
+
+    def __init__(self, inside: SharedMemory, across: Network, machines: Sequence[Sequence[int]]) -> None:
+        """`machines[m]` are the world's ranks on machine m, by local rank."""
+        self._inside = inside
+        self._across = across
+        self._num_machines = len(machines)
+        self._local_size = len(machines[0])
+        self._machine = across.position
+        self.name = f"{inside.name} inside machines, {across.name} across"
+        self.size = self._num_machines * self._local_size
+        # Position = strip number: the strips of a column lie side by side.
+        self.ranks = tuple(
+            machines[machine][local]
+            for local in range(self._local_size)
+            for machine in range(self._num_machines)
+        )
+        self.position = inside.position * self._num_machines + self._machine
+        self._machines = machines
+
+    def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
+        return self._inside.allocate(num_elements, dtype)
+
+    def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
+        return self._inside.allocate_common(num_elements, dtype)
+
+    def _strips_of_column(self, cuts: tuple[int, ...]) -> list[tuple[int, int]]:
+        first = self._inside.position * self._num_machines
+        return [(cuts[first + at], cuts[first + at + 1]) for at in range(self._num_machines)]
+
+    def _prepare(self, partials: Partials) -> Callable[[str], None]:
+        """Prepare both stages: sums of the machine's own nodes, then the exchange across."""
+        strips = self._strips_of_column(partials.cuts)
+        low, high = strips[0][0], strips[-1][1]
+        root = (0, partials.spread.shards)
+        machine_nodes: list[list[Node]] = []
+        for machine in range(self._num_machines):
+            shards = [
+                shard
+                for local in range(self._local_size)
+                for node in partials.spread.nodes[local * self._num_machines + machine]
+                for shard in node
+            ]
+            machine_nodes.append(cover(root, min(shards), max(shards)))
+        sources: list[tuple[Node, torch.Tensor]] = []
+        for local in range(self._local_size):
+            nodes = partials.spread.nodes[local * self._num_machines + self._machine]
+            for node, slot in zip(nodes, partials.slots, strict=False):
+                assert slot.peers is not None
+                sources.append((node, slot.peers[local][low:high]))
+        sums: list[Callable[[], None]] = []
+        columns: list[torch.Tensor] = []
+        for node in machine_nodes[self._machine]:
+            below = [one for one in sources if node[0] <= one[0][0] and one[0][1] <= node[1]]
+            if len(below) == 1:
+                columns.append(below[0][1])
+                continue
+            if len(machine_nodes[self._machine]) == 1:
+                # In place: nobody else reads this rank's own column of its own slot.
+                column = partials.slots[0].mine[low:high]
+            else:
+                column = torch.empty(high - low, dtype=partials.result.dtype)
+            sums.append(prepare_sum(node, below, column, 1.0))
+            columns.append(column)
+        exchange = self._across.prepare(
+            partials.spread.shards,
+            machine_nodes,
+            columns,
+            [(start - low, stop - low) for start, stop in strips],
+            partials.strip(self.position),
+            partials.scale,
+        )
+
+        def run(what: str) -> None:
+            self._inside.barrier()
+            for add_up in sums:
+                add_up()
+            exchange(what)
+
+        return run
+
+    def reduce_scatter(self, partials: Partials) -> None:
+        if partials.plan is None:
+            partials.plan = self._prepare(partials)
+        partials.plan("reduce_scatter")
+
+    def all_gather(self, strips: Strips) -> None:
+        column = self._strips_of_column(strips.cuts)
+        pieces = [strips.memory.mine[start:stop] for start, stop in column]
+        peers = [machine for machine in range(self._num_machines) if machine != self._machine]
+        self._across.exchange(
+            [(peer, pieces[self._machine]) for peer in peers],
+            [(peer, pieces[peer]) for peer in peers],
+            "all_gather",
+        )
+        if strips.memory.is_common:
+            self._inside.barrier()
+        else:
+            per_column = strips.cuts[:: self._num_machines]
+            self._inside.all_gather(Strips(strips.memory, per_column))
+
+    def all_reduce(self, partials: Partials) -> None:
+        self.reduce_scatter(partials)
+        self.all_gather(Strips(partials.slots[0], partials.cuts))
+
+    def reduce(self, partials: Partials, root: int) -> None:
+        self.all_reduce(partials)
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        local, machine = divmod(root, self._num_machines)
+        if self._inside.position == local:
+            self._across.broadcast(tensor, machine)
+        self._inside.broadcast(tensor, local)
+
+    def barrier(self) -> None:
+        self._inside.barrier()
+        self._across.barrier()
+        self._inside.barrier()
+
+    def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
+        """Make a communicator of ranks of one machine, or of one rank from each of several."""
+        chosen = [[rank for rank in machine if rank in ranks] for machine in self._machines]
+        touched = [machine for machine in chosen if machine]
+        if len(touched) == 1:
+            mine = chosen[self._machine]
+            return self._inside.subgroup(mine) if mine else None
+        if all(len(machine) == 1 for machine in touched):
+            return self._across.group_of([machine[0] for machine in touched])
+        raise CommError(
+            f"subgroup {sorted(ranks)}: neither inside one machine nor one rank from each machine"
+        )
+
+    def close(self) -> None:
+        self._inside.close()
+        self._across.close()

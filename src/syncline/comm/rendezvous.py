@@ -1,0 +1,213 @@
+"""How the ranks of a job find each other: a star on every machine, a star of machines above it.
+
+On each machine the rank with local rank 0, the machine's leader, answers on a Unix socket in the
+abstract name space (nothing to clean up), checks the caller's user and key, and keeps two
+connections with every member: one for control, one to hand over memory. Leaders of other machines
+reach rank 0 over TCP on the job's own interface; the address travels through the job's store,
+where nothing secret is put and nothing read is believed before the key is proven.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import socket
+import struct
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from syncline.comm.handshake import answer, knock
+from syncline.errors import CommError, KeyRefused
+
+log = logging.getLogger("syncline")
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Store(Protocol):
+    """The little that is asked of torch's store."""
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands: what connections need to know of the world."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_ranks: tuple[int, ...]
+    """The world's ranks on this machine, by local rank."""
+    machine: int
+    leaders: tuple[int, ...]
+    """The rank that leads each machine."""
+    job: str
+    key: bytes
+
+
+@dataclass
+class Links:
+    """Connections of one rank, by the rank at the other end."""
+
+    parent: tuple[int, socket.socket] | None = None
+    children: dict[int, socket.socket] = field(default_factory=dict)
+    memory: dict[int, socket.socket] = field(default_factory=dict)
+    """A member has one, to its leader; a leader has one to each member."""
+
+    def close(self) -> None:
+        ends = [*self.children.values(), *self.memory.values()]
+        for end in ends + ([self.parent[1]] if self.parent else []):
+            end.close()
+
+
+def _unix_name(place: Place) -> str:
+    return f"\0syncline/{place.job}/{place.machine}"
+
+
+def _peer_credentials(sock: socket.socket) -> tuple[int, int]:
+    """Return process and user at the other end of a Unix socket, as the kernel knows them."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    return pid, uid
+
+
+def _accept(listener: socket.socket, place: Place, wanted: set[tuple[int, str]]) -> Links:
+    """Answer until every (rank, purpose) that is wanted has come; strangers are refused by name."""
+    links = Links()
+    while wanted:
+        try:
+            sock, address = listener.accept()
+        except TimeoutError:
+            missing = sorted({rank for rank, _ in wanted})
+            raise CommError(
+                f"rank {place.rank} waited {listener.gettimeout():.0f} s for rank"
+                f"{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}, "
+                "which never came. Look at their logs; are they started, with the same SYNCLINE_KEY?"
+            ) from None
+        sock.settimeout(10.0)
+        try:
+            if sock.family == socket.AF_UNIX:
+                pid, uid = _peer_credentials(sock)
+                caller = f"process {pid} of user {uid}"
+                if uid not in (0, os.getuid()):
+                    raise KeyRefused(f"rank {place.rank} refused {caller}: another user")
+            else:
+                caller = f"{address[0]}:{address[1]}"
+            hello = answer(sock, place.key, place.job, place.rank, caller)
+            if (hello.rank, hello.purpose) not in wanted:
+                raise CommError(f"rank {place.rank} did not expect rank {hello.rank} again")
+        except (KeyRefused, CommError, OSError, ValueError) as error:
+            log.warning("%s", error)
+            sock.close()
+            continue
+        wanted.discard((hello.rank, hello.purpose))
+        if hello.purpose == "memory":
+            links.memory[hello.rank] = sock
+        else:
+            links.children[hello.rank] = sock
+    return links
+
+
+def _connect(
+    family: int, address: object, place: Place, purpose: str, to: int, timeout_s: float
+) -> socket.socket:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.settimeout(10.0)
+        try:
+            sock.connect(address)  # type: ignore[arg-type]  # str or (host, port), by family
+            found = knock(sock, place.key, place.job, place.rank, purpose)
+            if found != to:
+                raise CommError(f"rank {place.rank} looked for rank {to} and found rank {found}")
+            return sock
+        except OSError as error:
+            sock.close()
+            if time.monotonic() > deadline:
+                raise CommError(
+                    f"rank {place.rank} could not reach rank {to} within {timeout_s:.0f} s "
+                    f"({error}). Is rank {to} running? Look at its log first."
+                ) from None
+            time.sleep(0.02)
+        except BaseException:
+            sock.close()
+            raise
+
+
+def local_address_towards(host: str) -> str:
+    """Return this machine's address on the interface that leads to `host`. Sends nothing."""
+    family = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0][0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return str(probe.getsockname()[0])
+
+
+def meet(place: Place, store: Store | None, address: str | None, timeout_s: float) -> Links:
+    """Connect this rank with its leader and its members. Every rank calls it."""
+    is_leader = place.local_rank == 0
+    if not is_leader:
+        leader = place.local_ranks[0]
+        control, memory = (
+            _connect(socket.AF_UNIX, _unix_name(place), place, purpose, leader, timeout_s)
+            for purpose in ("control", "memory")
+        )
+        return Links((leader, control), memory={leader: memory})
+    with contextlib.ExitStack() as stack:
+        links = Links()
+        members = place.local_ranks[1:]
+        if members:
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            try:
+                listener.bind(_unix_name(place))
+            except OSError:
+                raise CommError(
+                    f"rank {place.rank} cannot lead job {place.job} on this machine: a job of the "
+                    "same name runs here. Wait for it, or choose another port (MASTER_PORT)."
+                ) from None
+            listener.listen(2 * len(members))
+            listener.settimeout(timeout_s)
+            wanted = {(rank, purpose) for rank in members for purpose in ("control", "memory")}
+            links = _accept(listener, place, wanted)
+        others = [rank for rank in place.leaders if rank != 0]
+        if others:
+            assert store is not None, "several machines need a store"
+            assert address is not None, "several machines need an address"
+            if place.rank == 0:
+                links.children |= _answer_machines(place, store, address, others, timeout_s)
+            else:
+                host, port = _read_address(place, store)
+                family = socket.getaddrinfo(host, port)[0][0]
+                parent = _connect(family, (host, port), place, "control", 0, timeout_s)
+                links.parent = (0, parent)
+        return links
+
+
+def _answer_machines(
+    place: Place, store: Store, address: str, others: list[int], timeout_s: float
+) -> dict[int, socket.socket]:
+    host = local_address_towards(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.bind((host, 0))
+        listener.listen(len(others))
+        listener.settimeout(timeout_s)
+        store.set(f"syncline/{place.job}/control", f"{host} {listener.getsockname()[1]}")
+        return _accept(listener, place, {(rank, "control") for rank in others}).children
+
+
+def _read_address(place: Place, store: Store) -> tuple[str, int]:
+    """Read where rank 0 answers. Anybody may have written this, so it is checked before use."""
+    found = store.get(f"syncline/{place.job}/control").decode("ascii", "replace")
+    match = re.fullmatch(r"([0-9a-fA-F.:]{2,45}) (\d{1,5})", found)
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise CommError(
+            f"rank {place.rank} read {found!r:.80} from the job's store where rank 0's address "
+            "should be: somebody else writes there. Use a trusted network."
+        )
+    return match[1], int(match[2])

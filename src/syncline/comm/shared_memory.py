@@ -1,0 +1,331 @@
+"""Ranks of one machine: buckets live in shared memory, and nothing whole is ever copied.
+
+The machine's leader makes each segment as a memfd and hands it over a Unix socket: no name, so it
+vanishes with the last process, also after kill -9. A collective is a rendezvous: every rank
+writes the number of its collective on a board and rings its peers' doorbells (eventfd); who waits
+sleeps in poll(2). The order of collectives is the same on every rank, so one number is enough.
+
+Publishing a number after the data relies on stores becoming visible in order, which x86-64
+guarantees; `is_supported` says no elsewhere.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from syncline.comm.alone import Alone
+from syncline.comm.base import Communicator, Memory, Partials, Strips
+from syncline.comm.control import Control
+from syncline.comm.tree import prepare_sum
+from syncline.errors import CommError, RankFailed
+
+_SCRATCH_BYTES = 1 << 20
+_LINE_BYTES = 64
+_SMALL_ELEMENTS = 1 << 14
+"""Up to here every rank adds everything up by itself: one rendezvous instead of two."""
+
+
+def is_supported() -> bool:
+    return platform.machine() in ("x86_64", "AMD64")
+
+
+def _as_tensor(segment: mmap.mmap, offset: int, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
+    if num_elements == 0:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(segment, dtype=dtype, count=num_elements, offset=offset)
+
+
+def _round_up(size: int, multiple: int = mmap.PAGESIZE) -> int:
+    return -(-size // multiple) * multiple
+
+
+class Star:
+    """Unix sockets from one rank to some others of its machine, over which it hands out memory."""
+
+    def __init__(self, control: Control, links: dict[int, socket.socket], *, leads: bool) -> None:
+        self.control = control
+        self.links = links
+        self.leads = leads
+        for sock in links.values():
+            sock.settimeout(60.0)
+
+    def give(self, rank: int, files: Sequence[int]) -> None:
+        # The kernel passes at most 253 descriptors in one message.
+        for start in range(0, len(files), 250):
+            socket.send_fds(self.links[rank], [b"m"], files[start : start + 250])
+
+    def take(self, num_files: int) -> list[int]:
+        (leader, sock), *_ = self.links.items()
+        files: list[int] = []
+        while len(files) < num_files:
+            try:
+                data, more, _, _ = socket.recv_fds(sock, 1, min(250, num_files - len(files)))
+            except OSError:
+                data, more = b"", []
+            if not data:
+                raise self.control.verdict() or CommError(
+                    f"rank {self.control.place.rank} was not handed shared memory by rank "
+                    f"{leader}. Look at its log first."
+                )
+            files += more
+        return files
+
+    def segment(self, size_bytes: int) -> mmap.mmap:
+        """Return memory that all ranks of the star map. Every one calls it, in one order."""
+        size_bytes = max(_round_up(size_bytes), mmap.PAGESIZE)
+        if self.leads:
+            _refuse_what_does_not_fit(size_bytes)
+            file = os.memfd_create("syncline", os.MFD_CLOEXEC)
+            os.ftruncate(file, size_bytes)
+            for rank in self.links:
+                self.give(rank, [file])
+        else:
+            (file,) = self.take(1)
+        try:
+            return mmap.mmap(file, size_bytes)
+        finally:
+            os.close(file)
+
+    def close(self) -> None:
+        for sock in self.links.values():
+            sock.close()
+
+
+class Machine:
+    """What the ranks of one machine share below any communicator: doorbells and a star."""
+
+    def __init__(self, control: Control, memory_links: dict[int, socket.socket]) -> None:
+        place = control.place
+        self.control = control
+        self.rank = place.rank
+        self.local_ranks = place.local_ranks
+        self.star = Star(control, memory_links, leads=place.local_rank == 0)
+        self._bells = dict(zip(place.local_ranks, self._share_doorbells(), strict=True))
+        self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll = select.poll()
+        self._poll.register(self._bells[self.rank], select.POLLIN)
+        self._poll.register(self._alarm, select.POLLIN)
+        control.on_failure(self._sound_alarm)
+
+    def _share_doorbells(self) -> list[int]:
+        size = len(self.local_ranks)
+        if not self.star.leads:
+            return self.star.take(size)
+        files = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(size)]
+        for rank in self.star.links:
+            self.star.give(rank, files)
+        return files
+
+    def _sound_alarm(self, failure: RankFailed) -> None:
+        if self._alarm >= 0:
+            os.eventfd_write(self._alarm, 1)
+
+    def connect(self, ranks: Sequence[int]) -> Star | None:
+        """Make a star of some ranks, the first of them leading. Every rank of the machine calls.
+
+        The machine's leader makes the socket pairs and hands each end to its owner.
+        """
+        leader, *members = ranks
+        ends: dict[int, dict[int, int]] = {rank: {} for rank in ranks}
+        if self.star.leads:
+            pairs = {member: socket.socketpair() for member in members}
+            for member, (one, other) in pairs.items():
+                ends[leader][member] = one.fileno()
+                ends[member][leader] = other.fileno()
+            for rank, files in ends.items():
+                if rank != self.rank and files:
+                    self.star.give(rank, list(files.values()))
+            mine = {to: os.dup(file) for to, file in ends.get(self.rank, {}).items()}
+            for one, other in pairs.values():
+                one.close()
+                other.close()
+        elif self.rank in ranks:
+            to = members if self.rank == leader else [leader]
+            mine = dict(zip(to, self.star.take(len(to)) if to else [], strict=True))
+        if self.rank not in ranks:
+            return None
+        links = {to: socket.socket(fileno=file) for to, file in mine.items()}
+        return Star(self.control, links, leads=self.rank == leader)
+
+    def ring(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            os.eventfd_write(self._bells[rank], 1)
+
+    def sleep(self) -> None:
+        """Sleep until somebody rings, a peer is gone, or a second has passed."""
+        for file, _ in self._poll.poll(1000):
+            if file != self._alarm:
+                os.eventfd_read(file)
+
+    def close(self) -> None:
+        alarm, self._alarm = self._alarm, -1
+        for file in [*self._bells.values(), alarm]:
+            os.close(file)
+        self._bells = {}
+        self.star.close()
+
+
+def _refuse_what_does_not_fit(size_bytes: int) -> None:
+    """Say no while it is cheap: memory that is not there kills the process at first touch."""
+    with open("/proc/meminfo") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    available_bytes = int(fields["MemAvailable"].split()[0]) * 1024
+    if size_bytes > available_bytes:
+        raise CommError(
+            f"shared memory: {size_bytes / 1e9:.1f} GB are needed on this machine, but "
+            f"{available_bytes / 1e9:.1f} GB are free. Use fewer ranks a machine, fewer shards a "
+            "rank, or a smaller model."
+        )
+
+
+class SharedMemory:
+    """Collectives among some or all ranks of one machine."""
+
+    name = "shared memory"
+
+    def __init__(self, machine: Machine, ranks: Sequence[int], star: Star) -> None:
+        self._machine = machine
+        self._control = machine.control
+        self._star = star
+        self.ranks = tuple(ranks)
+        self.size = len(self.ranks)
+        self.position = self.ranks.index(machine.rank)
+        self._others = [rank for rank in ranks if rank != machine.rank]
+        # One cache line per rank, so that ranks do not fight over lines; the first word counts.
+        self._board = memoryview(star.segment(self.size * _LINE_BYTES)).cast("q")
+        self._words = [position * (_LINE_BYTES // 8) for position in range(self.size)]
+        self._count = 0
+        self._scratch: Memory | None = None
+
+    @classmethod
+    def of_machine(cls, machine: Machine) -> SharedMemory:
+        """Make the communicator of all ranks of a machine. Every rank calls it."""
+        return cls(machine, machine.local_ranks, machine.star)
+
+    def _arrive(self) -> None:
+        self._count += 1
+        self._board[self._words[self.position]] = self._count
+        self._machine.ring(self._others)
+
+    def _wait(self, what: str) -> None:
+        """Wait until every rank has come as far as this one."""
+        board, count = self._board, self._count
+        if all(board[word] >= count for word in self._words):
+            return
+        started = time.monotonic()
+        while True:
+            self._machine.sleep()
+            late = [at for at, word in enumerate(self._words) if board[word] < count]
+            if not late:
+                return
+            waited_s = time.monotonic() - started
+            self._control.check_waiting_for([self.ranks[at] for at in late], waited_s, what)
+
+    def _rendezvous(self, what: str) -> None:
+        self._arrive()
+        self._wait(what)
+
+    def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
+        each_bytes = _round_up(num_elements * dtype.itemsize)
+        segment = self._star.segment(each_bytes * self.size)
+        views = tuple(
+            _as_tensor(segment, position * each_bytes, num_elements, dtype)
+            for position in range(self.size)
+        )
+        return Memory(views[self.position], views)
+
+    def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
+        segment = self._star.segment(num_elements * dtype.itemsize)
+        return Memory(_as_tensor(segment, 0, num_elements, dtype), is_common=True)
+
+    def reduce_scatter(self, partials: Partials) -> None:
+        if partials.plan is None:
+            out = partials.strip(self.position)
+            partials.plan = self.prepare(partials, self.position, out)
+        self._rendezvous("reduce_scatter")
+        partials.plan()
+
+    def prepare(self, partials: Partials, strip: int, out: torch.Tensor) -> Callable[[], None]:
+        """Prepare the sum of one strip over everybody's slots."""
+        start, stop = partials.cuts[strip], partials.cuts[strip + 1]
+        sources = [
+            (node, slot.peers[position][start:stop])
+            for position, nodes in enumerate(partials.spread.nodes)
+            for node, slot in zip(nodes, partials.slots, strict=False)
+            if slot.peers is not None
+        ]
+        return prepare_sum((0, partials.spread.shards), sources, out, partials.scale)
+
+    def all_gather(self, strips: Strips) -> None:
+        self._rendezvous("all_gather")
+        if strips.memory.is_common:
+            return
+        assert strips.memory.peers is not None
+        for position, peer in enumerate(strips.memory.peers):
+            if position != self.position:
+                start, stop = strips.cuts[position], strips.cuts[position + 1]
+                strips.memory.mine[start:stop].copy_(peer[start:stop])
+
+    def all_reduce(self, partials: Partials) -> None:
+        whole = partials.slots[0]
+        if whole.mine.numel() > _SMALL_ELEMENTS:
+            self.reduce_scatter(partials)
+            self.all_gather(Strips(whole, partials.cuts))
+            return
+        if partials.plan is None:
+            uncut = (0, whole.mine.numel())
+            partials.result = torch.empty_like(whole.mine)
+            everything = Partials(partials.slots, uncut, partials.spread, partials.scale)
+            partials.plan = self.prepare(everything, 0, partials.result)
+        self._rendezvous("all_reduce")
+        partials.plan()
+
+    def reduce(self, partials: Partials, root: int) -> None:
+        whole = partials.slots[0]
+        self.reduce_scatter(partials)
+        self._rendezvous("reduce")
+        if self.position == root:
+            assert whole.peers is not None
+            for position, peer in enumerate(whole.peers):
+                if position != root:
+                    start, stop = partials.cuts[position], partials.cuts[position + 1]
+                    whole.mine[start:stop].copy_(peer[start:stop])
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Copy through a small segment of its own: for set-up, not for the step path."""
+        if self._scratch is None:
+            self._scratch = self.allocate_common(_SCRATCH_BYTES, torch.uint8)
+        scratch = self._scratch.mine
+        flat = tensor.detach().view(-1).view(torch.uint8) if tensor.numel() else tensor
+        for start in range(0, flat.numel(), _SCRATCH_BYTES):
+            piece = flat[start : start + _SCRATCH_BYTES]
+            if self.position == root:
+                scratch[: piece.numel()].copy_(piece)
+            self._rendezvous("broadcast")
+            if self.position != root:
+                piece.copy_(scratch[: piece.numel()])
+            self._rendezvous("broadcast")
+
+    def barrier(self) -> None:
+        self._rendezvous("barrier")
+
+    def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
+        wanted = [rank for rank in self.ranks if rank in ranks]
+        if len(wanted) == 1:
+            return Alone(wanted[0]) if wanted[0] == self._machine.rank else None
+        star = self._machine.connect(wanted)
+        return None if star is None else SharedMemory(self._machine, wanted, star)
+
+    def close(self) -> None:
+        if self._star is self._machine.star:
+            self._machine.close()
+        else:
+            self._star.close()

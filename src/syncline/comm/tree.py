@@ -1,0 +1,179 @@
+"""The fixed order of summation: one binary tree over the logical shards of a step.
+
+A node is a range (low, high) of shards. It splits at the largest power of two below its length,
+so the tree depends on the number of shards alone. Ranks hold contiguous ranges of shards; each
+adds up its own canonical nodes, and whoever owns a strip adds the ranks' nodes, always the same
+pairs. Floating-point addition is commutative but not associative: same pairs, same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+Node = tuple[int, int]
+
+CHUNK_ELEMENTS = 1 << 16
+"""Sums run in pieces of this many elements, so that partial results stay in the core's cache."""
+
+
+def split(node: Node) -> tuple[Node, Node]:
+    """Return the two children of an inner node.
+
+    >>> split((0, 6))
+    ((0, 4), (4, 6))
+    """
+    low, high = node
+    middle = low + (1 << (high - low - 1).bit_length() - 1)
+    return (low, middle), (middle, high)
+
+
+def cover(node: Node, low: int, high: int) -> list[Node]:
+    """Return the largest nodes below `node` that together make up shards low..high.
+
+    >>> cover((0, 8), 3, 8)
+    [(3, 4), (4, 8)]
+    """
+    if low >= node[1] or high <= node[0]:
+        return []
+    if low <= node[0] and node[1] <= high:
+        return [node]
+    left, right = split(node)
+    return cover(left, low, high) + cover(right, low, high)
+
+
+def shard_range(shards: int, size: int, rank: int) -> tuple[int, int]:
+    """Return the contiguous shards of a rank: as equal as possible, the first ranks get one more.
+
+    >>> [shard_range(8, 3, rank) for rank in range(3)]
+    [(0, 3), (3, 6), (6, 8)]
+    """
+    share, more = divmod(shards, size)
+    low = rank * share + min(rank, more)
+    return low, low + share + (rank < more)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How the shards of a step are spread over the ranks of a communicator.
+
+    `nodes[position]` are the partial sums that the rank in this position holds, in slot order.
+    """
+
+    shards: int
+    nodes: tuple[tuple[Node, ...], ...]
+
+    @classmethod
+    def even(cls, shards: int, ranks: Sequence[int]) -> Spread:
+        """Spread shards over ranks, in the order of the ranks; `ranks` are given by position."""
+        order = sorted(ranks)
+        ranges = [shard_range(shards, len(ranks), order.index(rank)) for rank in ranks]
+        return cls(shards, tuple(tuple(cover((0, shards), low, high)) for low, high in ranges))
+
+
+@dataclass(frozen=True)
+class LeafPlan:
+    """Where the gradient of one shard goes: into `slot`, then each merge adds one slot to another.
+
+    `fresh` says whether the slot is overwritten or added to.
+    """
+
+    slot: int
+    fresh: bool
+    merges: tuple[tuple[int, int], ...]
+
+
+def plan_leaves(nodes: Sequence[Node]) -> tuple[dict[int, LeafPlan], int]:
+    """Plan how a rank adds up its shards, in order, into one slot per node of its own.
+
+    Returns the plan of every shard and the number of slots needed: the rank's own nodes first,
+    about log2 of the longest node more for work in progress.
+    """
+    plans: dict[int, LeafPlan] = {}
+    num_slots = len(nodes)
+
+    def visit(node: Node, slot: int, spare: int, fresh: bool, after: list[tuple[int, int]]) -> None:
+        """Sum `node` into `slot`; slots from `spare` on are free; then do the merges `after`."""
+        nonlocal num_slots
+        num_slots = max(num_slots, slot + 1)
+        if node[1] - node[0] == 1:
+            plans[node[0]] = LeafPlan(slot, fresh, tuple(after))
+            return
+        left, right = split(node)
+        visit(left, slot, spare, fresh, [])
+        if right[1] - right[0] == 1:
+            # A single shard is added straight onto its sibling: no slot of its own.
+            visit(right, slot, spare, False, after)
+        else:
+            visit(right, spare, spare + 1, True, [(slot, spare), *after])
+
+    for index, node in enumerate(nodes):
+        visit(node, index, len(nodes), True, [])
+    return plans, num_slots
+
+
+Add = tuple[int, int, int]
+
+
+def plan_sum(root: Node, sources: Sequence[Node]) -> list[Add]:
+    """Plan the sum of `sources`, nodes that make up `root`, along the tree.
+
+    Returns additions (to, left, right) over registers: 0 to len(sources) - 1 are the sources,
+    higher ones temporary. The last addition gives the result; none are needed for one source.
+    """
+    index = {node: position for position, node in enumerate(sources)}
+    adds: list[Add] = []
+
+    def visit(node: Node, free: int) -> int:
+        if node in index:
+            return index[node]
+        left, right = split(node)
+        left_register = visit(left, free)
+        right_register = visit(right, free + 1 if left_register == free else free)
+        adds.append((free, left_register, right_register))
+        return free
+
+    visit(root, len(sources))
+    return adds
+
+
+def prepare_sum(
+    root: Node,
+    sources: Sequence[tuple[Node, torch.Tensor]],
+    out: torch.Tensor,
+    scale: float,
+) -> Callable[[], None]:
+    """Return a function that writes scale * (the tree sum of the sources) to `out`.
+
+    `out` may be one of the sources: it is written by the last addition only. Views are cut here,
+    once, so that a call does arithmetic and nothing else.
+    """
+    adds = plan_sum(root, [node for node, _ in sources])
+    num_spare = max((to + 1 - len(sources) for to, _, _ in adds[:-1]), default=0)
+    size = min(CHUNK_ELEMENTS, out.numel())
+    spare = [torch.empty(size, dtype=out.dtype) for _ in range(num_spare)]
+    chunks: list[tuple[list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], torch.Tensor]] = []
+    for start in range(0, out.numel(), CHUNK_ELEMENTS):
+        stop = min(start + CHUNK_ELEMENTS, out.numel())
+        target = out[start:stop]
+        registers = [tensor[start:stop] for _, tensor in sources]
+        registers += [piece[: stop - start] for piece in spare]
+        calls = [(registers[a], registers[b], registers[to]) for to, a, b in adds[:-1]]
+        calls += [(registers[a], registers[b], target) for _, a, b in adds[-1:]]
+        chunks.append((calls, target))
+    whole = None
+    if not adds and out.numel() and sources[0][1].data_ptr() != out.data_ptr():
+        whole = sources[0][1]
+
+    def run() -> None:
+        if whole is not None:
+            out.copy_(whole)
+        for calls, target in chunks:
+            for left, right, to in calls:
+                torch.add(left, right, out=to)
+            if scale != 1.0:
+                target.mul_(scale)
+
+    return run

@@ -1,0 +1,120 @@
+"""Data sets by name: numpy arrays by row number, without torch.
+
+`check` finds what is cheaply seen to be wrong before a job is launched, `load` gives the samples.
+A setting without effect on the chosen data set is refused, not ignored; `seed` alone is the job's
+and is always welcome.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from syncline.data import digits, fashion_mnist, folder, synthetic
+from syncline.data.base import DataSet, Split
+from syncline.errors import ConfigError
+
+__all__ = ["DATA", "DataSet", "Source", "Split", "check", "load", "names"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where samples come from, and the settings that have an effect on them."""
+
+    load: Callable[..., DataSet]
+    check: Callable[..., None]
+    settings: tuple[str, ...]
+
+
+DATA: dict[str, Source] = {
+    "digits": Source(digits.load, digits.check, ("image_size",)),
+    "fashion-mnist": Source(fashion_mnist.load, fashion_mnist.check, ("path", "image_size")),
+    "folder": Source(folder.load, folder.check, ("path", "image_size")),
+    "synthetic": Source(
+        synthetic.load, synthetic.check, ("sample_shape", "classes", "samples", "seed")
+    ),
+}
+
+
+def names() -> list[str]:
+    """List the data sets that can be loaded."""
+    return sorted(DATA)
+
+
+def load(
+    name: str,
+    *,
+    path: str | None = None,
+    image_size: int | None = None,
+    sample_shape: tuple[int, ...] | None = None,
+    classes: int | None = None,
+    samples: int | None = None,
+    seed: int = 0,
+) -> DataSet:
+    """Load a data set; what is None takes the data set's default.
+
+    Raises ConfigError for an unknown name, a setting that is wrong or has no effect here, and
+    files that are missing or damaged.
+    """
+    given = _given(name, seed, path, image_size, sample_shape, classes, samples)
+    return DATA[name].load(**given)
+
+
+def check(
+    name: str,
+    *,
+    path: str | None = None,
+    image_size: int | None = None,
+    sample_shape: tuple[int, ...] | None = None,
+    classes: int | None = None,
+    samples: int | None = None,
+    seed: int = 0,
+) -> None:
+    """Raise the ConfigError that `load` would raise, as far as it can be seen without reading."""
+    given = _given(name, seed, path, image_size, sample_shape, classes, samples)
+    DATA[name].check(**given)
+
+
+def _given(
+    name: str,
+    seed: int,
+    path: str | None,
+    image_size: int | None,
+    sample_shape: tuple[int, ...] | None,
+    classes: int | None,
+    samples: int | None,
+) -> dict[str, Any]:
+    """Give the settings to pass on, after checking those that need no look at files."""
+    if name not in DATA:
+        near = difflib.get_close_matches(name, names(), n=1)
+        fix = f"Did you mean {near[0]}?" if near else f"Choose from {', '.join(names())}."
+        raise ConfigError("data.name", f"got {name!r}", "there is no such data set", fix)
+    allowed = DATA[name].settings
+    counts = {"image_size": image_size, "classes": classes, "samples": samples}
+    others = {"path": path, "sample_shape": sample_shape}
+    given = {key: value for key, value in (counts | others).items() if value is not None}
+    for key, value in given.items():
+        found = f"got {value!r}"
+        if key not in allowed:
+            used = ", ".join(f"data.{other}" for other in allowed if other != "seed")
+            raise ConfigError(
+                f"data.{key}",
+                found,
+                f"it has no effect on {name}",
+                f"Remove it; {name} takes {used}.",
+            )
+        if key in counts and not _is_count(value):
+            rule = "it is a whole number of at least 1"
+            raise ConfigError(f"data.{key}", found, rule, "Use 1 or more, or leave it out.")
+        if key == "sample_shape" and not (
+            isinstance(value, list | tuple) and value and all(map(_is_count, value))
+        ):
+            rule = "a shape lists whole numbers of at least 1"
+            raise ConfigError(f"data.{key}", found, rule, "Write for example [3, 32, 32] or [429].")
+    return given | ({"seed": seed} if "seed" in allowed else {})
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 1

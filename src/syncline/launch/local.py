@@ -1,0 +1,308 @@
+"""The small launcher: N ranks on this machine, and what becomes of them.
+
+torchrun ends everybody when one rank dies. Here the others live on: peers end by themselves when
+the library tells them, and strategies that survive a death go on. The promises: Ctrl-C and SIGTERM
+stop every rank (SIGTERM, after a grace SIGKILL); nothing survives the launcher, even if it is
+killed with SIGKILL; each rank that ended badly gets one line on stderr.
+
+The launcher sleeps until a rank ends, a signal arrives or a deadline passes; it never polls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from syncline.errors import ConfigError
+from syncline.launch.env import rank_environment
+
+_PR_SET_PDEATHSIG = 1
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the ranks ended: a status each, negative for a signal; what stopped the launcher."""
+
+    statuses: tuple[int, ...]
+    stopped_by: signal.Signals | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0 if all is well, 130 after Ctrl-C, 2 if a rank refused its input, 1 otherwise."""
+        if self.stopped_by is not None:
+            return 128 + self.stopped_by
+        if not any(self.statuses):
+            return 0
+        return 2 if 2 in self.statuses else 1
+
+
+def launch(
+    command: Sequence[str],
+    ranks: int,
+    *,
+    threads: int = 1,
+    extra_env: Mapping[str, str] | None = None,
+    port: int | None = None,
+    grace_s: float = 10.0,
+    after_failure_s: float | None = 10.0,
+    stdout: int | None = None,
+) -> Outcome:
+    """Run `command` as ranks 0 to `ranks - 1` and wait for all of them.
+
+    After the first rank that ends badly the others have `after_failure_s` to end by themselves
+    (None: as long as they like), then they are stopped. Stopping is SIGTERM, and SIGKILL after
+    `grace_s`. `port` is where rank 0 will listen, a free one if None. `stdout` is the file
+    descriptor the ranks write to, this process's own if None; they have no stdin.
+
+    Call it from the main thread: elsewhere signals are left alone, and the ranks die with the
+    thread that started them.
+    """
+    environment = functools.partial(
+        rank_environment,
+        ranks=ranks,
+        port=free_port() if port is None else _checked(port),
+        key=secrets.token_hex(32),
+        job=secrets.token_hex(8),
+        threads=threads,
+    )
+    die_with_parent = _dying_with_parent()
+    watch = _Watch(grace_s, after_failure_s)
+    with _signals_to(watch.signals):
+        try:
+            for rank in range(ranks):
+                watch.add(
+                    subprocess.Popen(
+                        command,
+                        env=environment(rank) | dict(extra_env or {}),
+                        stdin=subprocess.DEVNULL,
+                        stdout=stdout,
+                        process_group=0,
+                        preexec_fn=die_with_parent,
+                    )
+                )
+            return watch.until_all_ended()
+        finally:
+            watch.close()
+
+
+def free_port() -> int:
+    """Find a port nobody listens on. Somebody may take it before it is used: rare, and reported."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def describe_end(rank: int, status: int) -> str:
+    """Say how a rank ended, in words."""
+    if status < 0:
+        return f"rank {rank} was killed by {_signal_name(-status)} (exit status {status})"
+    return f"rank {rank} ended with status {status}"
+
+
+class _Watch:
+    """The ranks that were started, and the wait for their ends."""
+
+    def __init__(self, grace_s: float, after_failure_s: float | None) -> None:
+        self.grace_s = grace_s
+        self.after_failure_s = after_failure_s
+        self.ranks: list[subprocess.Popen[bytes]] = []
+        self.statuses: dict[int, int] = {}
+        self.stopped_by: signal.Signals | None = None
+        self.is_stopping = False
+        self.deadline_s: float | None = None
+        self.selector = selectors.DefaultSelector()
+        heard, self.signals = socket.socketpair()
+        self.signals.setblocking(False)
+        heard.setblocking(False)
+        self.selector.register(heard, selectors.EVENT_READ)
+
+    def add(self, process: subprocess.Popen[bytes]) -> None:
+        self.ranks.append(process)
+        # Readable once the process has ended, and never another process's: unlike a bare pid.
+        pidfd = os.pidfd_open(process.pid)
+        self.selector.register(pidfd, selectors.EVENT_READ, data=len(self.ranks) - 1)
+
+    def until_all_ended(self) -> Outcome:
+        while len(self.statuses) < len(self.ranks):
+            for key, _ in self.selector.select(self._time_left_s()):
+                if key.data is None:
+                    assert isinstance(key.fileobj, socket.socket)
+                    for number in key.fileobj.recv(64):
+                        self._take_signal(number)
+                else:
+                    self._take_end(key)
+            if self.deadline_s is not None and time.monotonic() >= self.deadline_s:
+                self._take_deadline()
+        statuses = tuple(self.statuses[rank] for rank in range(len(self.ranks)))
+        return Outcome(statuses, self.stopped_by)
+
+    def close(self) -> None:
+        """Leave nothing behind, whatever happened."""
+        self._send(signal.SIGKILL)
+        for rank, process in enumerate(self.ranks):
+            if rank not in self.statuses:
+                process.wait()
+        for key in list(self.selector.get_map().values()):
+            self.selector.unregister(key.fileobj)
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+            else:
+                os.close(key.fd)
+        self.selector.close()
+        self.signals.close()
+
+    def _time_left_s(self) -> float | None:
+        return None if self.deadline_s is None else max(0.0, self.deadline_s - time.monotonic())
+
+    def _take_end(self, key: selectors.SelectorKey) -> None:
+        rank = key.data
+        process = self.ranks[rank]
+        # The ended process still holds its number until it is waited for, so this group is its
+        # own: what it left behind (workers that load data) goes with it, unless all was well.
+        ended = os.waitid(os.P_PIDFD, key.fd, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        if ended.si_status != 0:
+            _signal_group(process.pid, signal.SIGKILL)
+        self.selector.unregister(key.fd)
+        os.close(key.fd)
+        status = process.wait()
+        self.statuses[rank] = status
+        if status == 0 or self.is_stopping:
+            return
+        _say(describe_end(rank, status))
+        if self.after_failure_s is not None and self.deadline_s is None:
+            self.deadline_s = time.monotonic() + self.after_failure_s
+
+    def _take_signal(self, number: int) -> None:
+        if number == signal.SIGTSTP:
+            self._sleep_together()
+        elif number not in _ENDING:
+            return
+        elif self.stopped_by is None:
+            self._take_ending(signal.Signals(number))
+        else:
+            # Asked twice: somebody is in a hurry.
+            self.deadline_s = time.monotonic()
+
+    def _sleep_together(self) -> None:
+        """Do what Ctrl-Z asks: ranks have process groups of their own, the terminal misses them."""
+        self._send(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._send(signal.SIGCONT)
+
+    def _take_ending(self, received: signal.Signals) -> None:
+        self.stopped_by = received
+        _say(f"stopping {self._alive_in_words()}: {received.name} was received")
+        self._stop()
+
+    def _take_deadline(self) -> None:
+        if self.is_stopping:
+            _say(f"killing {self._alive_in_words()}: no end within {self.grace_s:g} s of SIGTERM")
+            self._send(signal.SIGKILL)
+            self.deadline_s = None
+        else:
+            waited = f"{self.after_failure_s:g} s"
+            _say(f"stopping {self._alive_in_words()}: still running {waited} after the first end")
+            self._stop()
+
+    def _stop(self) -> None:
+        self.is_stopping = True
+        self.deadline_s = time.monotonic() + self.grace_s
+        self._send(signal.SIGTERM)
+        # A stopped (frozen) process takes no SIGTERM before it goes on.
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: signal.Signals) -> None:
+        for rank, process in enumerate(self.ranks):
+            if rank not in self.statuses:
+                _signal_group(process.pid, number)
+
+    def _alive_in_words(self) -> str:
+        alive = [str(rank) for rank in range(len(self.ranks)) if rank not in self.statuses]
+        return f"rank{'s' if len(alive) != 1 else ''} {', '.join(alive)}"
+
+
+@contextlib.contextmanager
+def _signals_to(end: socket.socket) -> Iterator[None]:
+    """Write the signals of a terminal and SIGTERM to a socket instead of acting on them.
+
+    A signal that was ignored when we were started (nohup, a shell's background job) stays so.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def only_wake(number: int, frame: FrameType | None) -> None: ...
+
+    before = {number: signal.getsignal(number) for number in (*_ENDING, signal.SIGTSTP)}
+    before = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, only_wake)
+    old_fd = signal.set_wakeup_fd(end.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(old_fd)
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def _dying_with_parent() -> Callable[[], None]:
+    """Return what a fresh child runs before its program: ask the kernel to be killed with us."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        # The parent may have died before the request: then nobody will send the signal.
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
+
+
+def _checked(port: int) -> int:
+    fix = "Choose another port, or none: a free one is found."
+    if not 1 <= port <= 65535:
+        raise ConfigError("port", f"got {port}", "a port lies between 1 and 65535", fix)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+            probe.listen()
+        except OSError as error:
+            reason = (error.strerror or type(error).__name__).lower()
+            raise ConfigError(
+                "port", f"got {port} ({reason})", "rank 0 listens on it", fix
+            ) from None
+    return port
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _say(line: str) -> None:
+    print(f"syncline: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,62 @@
+"""A rank ends when it is told to, at once, whatever its main thread is doing.
+
+Python runs signal handlers in the main thread between two of its instructions: inside a long torch
+call that is seconds late. The wake-up descriptor is written to at once, and a thread that reads it
+can end the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+_FLUSH_S = 0.5
+
+
+def end_promptly(last_act: Callable[[], None] | None = None) -> None:
+    """From now on SIGTERM and SIGINT end this process quietly with status 128 + the signal.
+
+    `last_act` may restore the terminal; it gets half a second. Call from the main thread.
+    """
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+
+    def only_wake(number: int, frame: FrameType | None) -> None: ...
+
+    ending = (signal.SIGTERM, signal.SIGINT)
+    for number in ending:
+        signal.signal(number, only_wake)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while True:
+            (number,) = os.read(read_end, 1)
+            if number in ending:
+                leave(128 + number, last_act)
+
+    threading.Thread(target=watch, name="syncline-signals", daemon=True).start()
+
+
+def leave(status: int, last_act: Callable[[], None] | None = None) -> NoReturn:
+    """End the process now, from any thread, with what was printed so far on its way.
+
+    The ordinary end joins threads and runs finalizers; a thread stuck in C++ would hold it up.
+    """
+
+    def act() -> None:
+        for step in (last_act, sys.stdout.flush, sys.stderr.flush):
+            with contextlib.suppress(Exception):
+                if step is not None:
+                    step()
+
+    # The main thread may hold a stream's lock and never come back: do not wait for it long.
+    helper = threading.Thread(target=act, daemon=True)
+    helper.start()
+    helper.join(_FLUSH_S)
+    os._exit(status)

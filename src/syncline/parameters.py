@@ -1,0 +1,127 @@
+"""What a parameter is while its bucket is away: it waits at first touch, and guards its gradient.
+
+A parameter changes its class for a while, in place:
+
+- `GradientTaken`, from its gradient's arrival to `optimizer.step()`: reading `.grad` is refused,
+  because the gradient is on its way to other ranks and what torch would see is not the sum;
+- `InFlight`, from `optimizer.step()` to the first use: any torch function that touches it first
+  waits for its bucket. This catches uses that no module hook sees (`F.linear(x, other.weight)`,
+  tied weights, `.data`, `state_dict()`).
+
+Otherwise it is a plain `torch.nn.Parameter`, at full speed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from syncline.errors import UsageError
+
+
+
+class _Waiters:
+    """Finds the wait of a parameter. Keyed by identity: tensors compare elementwise."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, Callable[[], None]] = {}
+
+    def set(self, parameter: Parameter, wait: Callable[[], None]) -> None:
+        key = id(parameter)
+        self._by_id[key] = wait
+        weakref.finalize(parameter, self._by_id.pop, key, None)
+
+    def wait(self, parameter: Parameter) -> None:
+        self._by_id[id(parameter)]()
+
+
+waiters = _Waiters()
+
+
+def raw_grad(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Read `.grad` whatever the parameter's class."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.Tensor.grad.__get__(parameter)  # type: ignore[attr-defined]
+
+
+def drop_grad(parameter: torch.Tensor) -> None:
+    """Set `.grad = None` whatever the parameter's class."""
+    with torch._C.DisableTorchFunctionSubclass():
+        torch.Tensor.grad.__set__(parameter, None)  # type: ignore[attr-defined]
+
+
+class GradientTaken(Parameter):
+    """A parameter whose gradient has been taken for the step to come."""
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        raise UsageError(
+            "a parameter's .grad was read between backward() and step(), but the gradient is "
+            "already on its way to other ranks. To clip, call syncline.clip_grad_norm_(model, "
+            "max_norm); GradScaler and torch's own clip_grad_norm_ would see a part of the sum; "
+            "to drop gradients, call syncline.discard_gradients(model) on every rank."
+        )
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        raise UsageError(
+            "a parameter's .grad was set between backward() and step(), but the gradient is "
+            "already on its way to other ranks. To drop gradients, call "
+            "syncline.discard_gradients(model) on every rank."
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
+        return _plain_copy(self, memo)
+
+
+class InFlight(Parameter):
+    """A parameter whose new value may not have arrived yet."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        _wait_for_all(args)
+        _wait_for_all(kwargs.values())
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        return raw_grad(self)
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            torch.Tensor.grad.__set__(self, value)  # type: ignore[attr-defined]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
+        waiters.wait(self)
+        return _plain_copy(self, memo)
+
+
+def _wait_for_all(values: Any) -> None:
+    for value in values:
+        if isinstance(value, InFlight):
+            waiters.wait(value)
+        elif isinstance(value, list | tuple):
+            _wait_for_all(value)
+
+
+def _plain_copy(parameter: Parameter, memo: dict[int, Any]) -> Parameter:
+    if id(parameter) not in memo:
+        data = parameter.data.clone(memory_format=torch.preserve_format)
+        memo[id(parameter)] = Parameter(data, parameter.requires_grad)
+    copied: Parameter = memo[id(parameter)]
+    return copied
+
+
+def become(parameter: Parameter, kind: type[Parameter]) -> None:
+    """Change a parameter's class in place. Subclasses of others (DTensor) are left alone."""
+    if type(parameter) in (Parameter, GradientTaken, InFlight):
+        parameter.__class__ = kind

@@ -1,0 +1,1 @@
+"""Time: what was done when."""

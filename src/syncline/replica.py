@@ -1,0 +1,726 @@
+"""A model on one rank: buckets, hooks and the two lanes.
+
+The compute lane is the user's thread. Autograd's hooks take gradients into the buckets' flat memory
+and feed the comm lane, last layers first; `optimizer.step()` feeds it the updates, first layers
+first, and returns. Forward waits only for a bucket that it is about to read.
+
+Note: when buckets are built. The order in which forward uses parameters is not known before the
+first forward, so parameters stay where they are for the first shard of the first step, and
+everything is laid out, by rank 0's order, when its gradients are complete.
+
+Note: when a gradient is complete. Autograd may deliver more than one gradient for a parameter in
+a shard: several backward passes, reentrant checkpointing. The first step shows how many; later
+steps take a gradient, and send its bucket, when as many have come, or at `step()`. One that comes
+after its bucket was sent is refused, never dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from syncline.bucket import (
+    BLOCK_ELEMENTS,
+    Bucket,
+    Slot,
+    choose_bucket_bytes,
+    cut_buckets,
+    cut_strips,
+    pieces_of,
+    view_of,
+)
+from syncline.buffers import Buffers
+from syncline.comm.base import Communicator, Partials, Strips, even_cuts, exchange_bytes
+from syncline.comm.control import Control
+from syncline.comm.tree import LeafPlan, Spread, plan_leaves, shard_range
+from syncline.errors import UsageError
+from syncline.lane import Lane
+from syncline.parameters import GradientTaken, InFlight, become, drop_grad, raw_grad, waiters
+from syncline.perf.trace import Recorder
+from syncline.update import Reach, StripUpdate, find_reach, snapshot
+
+if TYPE_CHECKING:
+    from syncline.strategies.base import Strategy
+
+log = logging.getLogger("syncline")
+
+INLINE_BYTES = 1 << 20
+"""Below this size handing work to another thread costs more than it can hide."""
+
+
+class Replica:
+    """A model and its optimizer, spread over ranks by a strategy. Made by `distribute`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        strategy: Strategy,
+        comm: Communicator,
+        control: Control | None,
+        lane: Lane,
+        *,
+        shards: int | None = None,
+        bucket_bytes: int | None = None,
+        overlap: bool | None = None,
+        accumulate: int = 1,
+        private_parameters: bool = False,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.strategy = strategy
+        self.comm = comm
+        self.shards = shards or comm.size
+        self.step_number = 0
+        self.waited_s = 0.0
+        """Time the compute lane has spent waiting for the comm lane: exposed communication."""
+        self.recorder: Recorder | None = None
+        self.buckets: list[Bucket] = []
+        self._control = control
+        self._lane = lane
+        self._accumulate = accumulate
+        self._private_parameters = private_parameters
+        self._is_built = False
+        self._bucket_bytes = bucket_bytes
+        self._order: list[Slot] = []
+        self._pending_state: dict[str, dict[str, Any]] | None = None
+
+        strategy.check(comm.size, self.shards)
+        self._slots = self._find_parameters()
+        self._slot_of = {id(slot.parameter): slot for slot in self._slots}
+        self.reach = find_reach(optimizer)
+        total_bytes = sum(s.num_elements * s.parameter.dtype.itemsize for s in self._slots)
+        self.overlap = total_bytes >= INLINE_BYTES if overlap is None else overlap
+        self.bucket_bytes = bucket_bytes or choose_bucket_bytes(total_bytes)
+
+        self.spread = Spread.even(self.shards, comm.ranks)
+        self.my_shards = range(
+            *shard_range(self.shards, comm.size, sorted(comm.ranks).index(self._rank))
+        )
+        self._leaves, self._num_slots = plan_leaves(self.spread.nodes[comm.position])
+        # Every rank maps every other's slots, so all have as many as the one that needs most.
+        self._num_slots = max(plan_leaves(nodes)[1] for nodes in self.spread.nodes)
+        self._shard = self.my_shards[0]
+        self._is_shard_closed = False
+        self._is_sent = False
+
+        self._broadcast_start()
+        self.buffers = Buffers(model, comm, self.spread, self._num_slots)
+        self._versions = [slot.parameter._version for slot in self._slots]
+        self._handles = [*self._hook_parameters(), *self._hook_modules(), *self._hook_optimizer()]
+        lane.wake_on_failure(self._wake)
+
+    # Set-up.
+
+    @property
+    def _rank(self) -> int:
+        return self.comm.ranks[self.comm.position]
+
+    def _find_parameters(self) -> list[Slot]:
+        """Return a slot for every parameter to be trained; refuse what cannot be right."""
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        held = [p for group in self.optimizer.param_groups for p in group["params"]]
+        for parameter in held:
+            if id(parameter) not in names:
+                raise UsageError(
+                    f"the optimizer holds a parameter of shape {tuple(parameter.shape)} that the "
+                    "model does not have: it would be updated on each rank alone. Make it part of "
+                    "the model."
+                )
+        for module in self.model.modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+                raise UsageError(
+                    "Embedding(max_norm=...) rewrites its weights during forward, but ranks of a "
+                    "machine share one copy. Normalise the looked-up vectors instead."
+                )
+        trained = {id(p) for p in held if p.requires_grad}
+        order = [p for p in self.model.parameters() if id(p) in trained]
+        if not order:
+            raise UsageError("the optimizer holds no parameter that needs a gradient")
+        for parameter in order:
+            if parameter.device.type != "cpu" and self.comm.name == "shared memory":
+                raise UsageError("parameters on a GPU need comm='network'")
+        self._frozen = [p for p in held if id(p) not in trained]
+        self._num_held = [len(group["params"]) for group in self.optimizer.param_groups]
+        self._group_of = {
+            id(p): number
+            for number, group in enumerate(self.optimizer.param_groups)
+            for p in group["params"]
+        }
+        return [
+            Slot(names[id(p)], p, number, expected=self._accumulate)
+            for number, p in enumerate(order)
+        ]
+
+    def _broadcast_start(self) -> None:
+        """Start from rank 0's parameters and buffers, whatever the others have."""
+        root = self.comm.ranks.index(min(self.comm.ranks))
+        with torch.no_grad():
+            for tensor in [*self.model.parameters(), *self.model.buffers()]:
+                source = tensor.detach()
+                flat = source.contiguous()
+                self.comm.broadcast(flat, root)
+                if flat.data_ptr() != source.data_ptr():
+                    source.copy_(flat)
+
+    def _hook_parameters(self) -> Iterator[Any]:
+        for slot in self._slots:
+            waiters.set(slot.parameter, self._make_wait(slot))
+            become(slot.parameter, InFlight)  # the first touch tells the order of use
+            hook = self._make_hook(slot)
+            yield slot.parameter.register_post_accumulate_grad_hook(hook)
+
+    def _make_wait(self, slot: Slot) -> Callable[[], None]:
+        def wait() -> None:
+            if slot.bucket is None:
+                self._first_use(slot)
+            elif slot.bucket.is_in_flight:
+                self._await(slot.bucket)
+            else:
+                become(slot.parameter, Parameter)
+
+        return wait
+
+    def _first_use(self, slot: Slot) -> None:
+        self._order.append(slot)
+        become(slot.parameter, Parameter)
+
+    def _hook_modules(self) -> Iterator[Any]:
+        whole = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.MultiheadAttention)
+        compiled = getattr(self.model, "_orig_mod", None)
+        if compiled is not None:
+            # Hooks inside would be traced: one in front of the compiled module waits for all.
+            yield self.model.register_forward_pre_hook(lambda module, args: self.synchronize())
+        else:
+            for module in self.model.modules():
+                owns = [*module.parameters(recurse=isinstance(module, whole))]
+                slots = [self._slot_of[id(p)] for p in owns if id(p) in self._slot_of]
+                keeps_buffers = any(True for _ in module.buffers(recurse=False))
+                if slots or keeps_buffers:
+                    yield module.register_forward_pre_hook(self._make_pre_hook(slots))
+        root = compiled or self.model
+        yield root.register_state_dict_pre_hook(lambda *_: self.synchronize())
+        yield root.register_load_state_dict_pre_hook(lambda *_: self.synchronize())
+        yield root.register_load_state_dict_post_hook(lambda *_: self._note_versions())
+
+    def _make_pre_hook(self, slots: list[Slot]) -> Callable[..., None]:
+        buckets: list[Bucket] | None = None
+
+        def before_forward(module: nn.Module, args: Any) -> None:
+            nonlocal buckets
+            if buckets is None:
+                if not self._is_built:
+                    for slot in slots:
+                        if type(slot.parameter) is InFlight:
+                            self._first_use(slot)
+                    return
+                mine = {slot.bucket.index: slot.bucket for slot in slots if slot.bucket}
+                # A module with buffers alone waits for the step's first bucket: buffers are in
+                # place before it.
+                buckets = list(mine.values()) or self.buckets[:1]
+            for bucket in buckets:
+                if bucket.is_in_flight:
+                    self._await(bucket)
+
+        return before_forward
+
+    def _hook_optimizer(self) -> Iterator[Any]:
+        yield self.optimizer.register_step_pre_hook(self._before_step)
+        yield self.optimizer.register_state_dict_pre_hook(self._before_optimizer_state)
+        yield self.optimizer.register_load_state_dict_post_hook(self._after_optimizer_load)
+
+    # Building, once.
+
+    def _build(self) -> None:
+        """Lay out buckets in the order of first use and start the strategy. Every rank calls it."""
+        if self.overlap:
+            self._lane.start_thread()
+        self._lane.drain()
+        used = {slot.number for slot in self._slots if slot.fired}
+        seen = dict.fromkeys(slot.number for slot in self._order if slot.number in used)
+        order = [*seen, *(number for number in sorted(used) if number not in seen)]
+        idle = [slot.number for slot in self._slots if slot.number not in used]
+        told = exchange_bytes(self.comm, msgspec.json.encode([order, idle]))
+        order, idle = msgspec.json.decode(
+            told[self.comm.ranks.index(min(self.comm.ranks))], type=tuple[list[int], list[int]]
+        )
+        self._ordered = [self._slots[number] for number in order]
+        self._idle = [self._slots[number] for number in idle]
+        # A bucket of parameters without use is sent last, so that it holds up no other.
+        self.strategy.start(self, self.comm)
+        self._is_built = True
+        for slot in self._slots:
+            become(slot.parameter, GradientTaken if slot.fired else Parameter)
+            slot.expected = max(slot.expected, slot.fired)
+        if self._pending_state is not None:
+            self.load_optimizer_state(self._pending_state)
+            self._pending_state = None
+        else:
+            self._adopt_optimizer_state()
+        for line in self.describe():
+            log.info("%s", line)
+
+    def lay_out(self, comm: Communicator) -> None:
+        """Put parameters and gradients into a communicator's memory, one strip per position.
+
+        For strategies' `start`. `Alone` gives a rank everything for itself.
+        """
+        used = cut_buckets(self._ordered, self.bucket_bytes)
+        idle = cut_buckets(self._idle, self.bucket_bytes, len(used))
+        self.buckets = used + idle
+        self._send_order = [*reversed(used), *idle]
+        self._lay_out_comm = comm
+        for bucket in self.buckets:
+            allocate = comm.allocate if self._private_parameters else comm.allocate_common
+            memory = allocate(bucket.num_elements, bucket.dtype)
+            slots = [
+                comm.allocate(bucket.num_elements, bucket.dtype) for _ in range(self._num_slots)
+            ]
+            inside = self.reach is Reach.ELEMENT
+            cuts = cut_strips(bucket, comm.size, inside_parameters=inside)
+            bucket.parameters = Strips(memory, cuts)
+            bucket.gradient = Partials(slots, cuts, self.spread, 1.0 / self.shards)
+            writes = not memory.is_common or comm.size == 1 or self._writes_common(comm)
+            for slot in bucket.slots:
+                slot.gradients = [view_of(each.mine, slot) for each in slots]
+                view = view_of(memory.mine, slot)
+                if writes:
+                    view.copy_(slot.parameter.detach())
+                slot.parameter.data = view
+        comm.barrier()
+        for bucket in self.buckets:
+            low, high = bucket.parameters.cuts[comm.position : comm.position + 2]
+            bucket._update = StripUpdate(
+                self.optimizer, bucket, low, high, self.reach, self._group_number
+            )
+            bucket.untaken = len(bucket.slots)
+        self._make_flags(comm)
+        self._norms: Partials | None = None
+
+    def _writes_common(self, comm: Communicator) -> bool:
+        """Say whether this rank fills the machine's common memory at the start."""
+        return self._control is None or self._control.place.local_rank == 0
+
+    def _group_number(self, slot: Slot) -> int:
+        return self._group_of[id(slot.parameter)]
+
+    def _make_flags(self, comm: Communicator) -> None:
+        size = len(self._slots) + 1
+        spread = Spread.even(comm.size, comm.ranks)
+        memory = comm.allocate(size, torch.float32)
+        self._flags = Partials([memory], even_cuts(size, comm.size), spread, 1.0)
+        self._flags_written: list[float] = []
+
+    def describe(self) -> list[str]:
+        """Say what was chosen, for people."""
+        total = sum(bucket.size_bytes for bucket in self.buckets)
+        largest = max((bucket.size_bytes for bucket in self.buckets), default=0)
+        how = "overlapped on the comm lane" if self.overlap else "inline, nothing to hide behind"
+        return [
+            f"{self.comm.size} rank{'s' if self.comm.size > 1 else ''}, {self.shards} shards, "
+            f"{self.comm.name}; exchange {how}",
+            f"{total / 1e6:.1f} MB of parameters in {len(self.buckets)} buckets, "
+            f"the largest {largest / 1e6:.1f} MB (bucket_bytes {self.bucket_bytes}); "
+            f"optimizer updates {self.reach.value}",
+        ]
+
+    # Backward.
+
+    def _make_hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
+        def gradient_arrived(parameter: torch.Tensor) -> None:
+            if slot.is_taken or self._is_sent:
+                raise UsageError(
+                    f"parameter {slot.name} got another gradient after its gradient was taken: "
+                    "this step runs more backward passes than any before it. Tell "
+                    f"distribute(..., accumulate={slot.fired + 1}) how many there can be."
+                )
+            slot.fired += 1
+            gradient = raw_grad(parameter)
+            assert gradient is not None
+            if gradient.layout is not torch.strided:
+                raise UsageError(
+                    f"parameter {slot.name} has a sparse gradient, but buckets are dense. "
+                    "Use sparse=False."
+                )
+            if gradient.requires_grad:
+                raise UsageError(
+                    f"parameter {slot.name}: backward(create_graph=True) leaves a graph on the "
+                    "gradient, which cannot be sent to other ranks. Compute second derivatives "
+                    "with torch.autograd.grad and call backward() without it."
+                )
+            become(slot.parameter, GradientTaken)
+            if slot.fired >= slot.expected and self._is_built:
+                self._take(slot, gradient)
+                if self.overlap and self._shard == self.my_shards[-1]:
+                    self._send_ready()
+
+        return gradient_arrived
+
+    def _take(self, slot: Slot, gradient: torch.Tensor | None) -> None:
+        """Move a gradient into flat memory and add it to the rank's partial sums."""
+        plan = self._leaves[self._shard]
+        target = slot.gradients[plan.slot]
+        if gradient is not None:
+            drop_grad(slot.parameter)
+            if plan.fresh:
+                target.copy_(gradient)
+            else:
+                target.add_(gradient)
+        elif plan.fresh:
+            target.zero_()
+        for into, from_ in plan.merges:
+            slot.gradients[into].add_(slot.gradients[from_])
+        slot.is_taken = True
+        assert slot.bucket is not None
+        slot.bucket.untaken -= 1
+
+    def _send_ready(self) -> None:
+        """Give the comm lane every bucket whose turn has come, in the one fixed order."""
+        while self._next_send < len(self._send_order):
+            bucket = self._send_order[self._next_send]
+            if bucket.untaken:
+                return
+            self._next_send += 1
+            self._lane.submit(self._run_gradient_ready, bucket)
+
+    _next_send = 0
+
+    def _close_shard(self) -> None:
+        """Take what autograd has left of this shard's gradients."""
+        if self._is_shard_closed:
+            return
+        self._is_shard_closed = True
+        with torch.no_grad():
+            if not self._is_built:
+                self._build()
+            for slot in self._slots:
+                if not slot.is_taken:
+                    self._take(slot, raw_grad(slot.parameter) if slot.fired else None)
+            self.buffers.end_shard(self._shard, self._leaves[self._shard])
+        for slot in self._slots:
+            slot.has_gradient = slot.has_gradient or slot.fired > 0
+            slot.expected = max(slot.expected, slot.fired)
+
+    def begin_shard(self, shard: int) -> None:
+        """Say which shard the next forward and backward belong to. The first may go unsaid."""
+        if shard not in self.my_shards:
+            raise UsageError(
+                f"shard {shard} is not one of rank {self._rank}'s: {list(self.my_shards)}"
+            )
+        if shard == self._shard and not self._is_shard_closed:
+            if self.shards != self.comm.size:
+                self._wait_for_buffers()
+            return
+        if shard != self._shard + 1:
+            raise UsageError(f"shard {shard} was begun after shard {self._shard}: go in order")
+        self._close_shard()
+        self._open_shard(shard)
+        with torch.no_grad():
+            self.buffers.begin_shard()
+
+    def _wait_for_buffers(self) -> None:
+        if self.buckets and self.buckets[0].is_in_flight:
+            self._await(self.buckets[0])
+
+    def _open_shard(self, shard: int) -> None:
+        self._shard = shard
+        self._is_shard_closed = False
+        for slot in self._slots:
+            slot.fired = 0
+            slot.is_taken = False
+        for bucket in self.buckets:
+            bucket.untaken = len(bucket.slots)
+
+    def _finish_backward(self) -> None:
+        """Close the last shard and send every bucket that is not on its way yet."""
+        if self._is_sent:
+            return
+        if self._shard != self.my_shards[-1]:
+            raise UsageError(
+                f"step() came after {self._shard - self.my_shards[0] + 1} of this rank's "
+                f"{len(self.my_shards)} shards. With shards={self.shards} on {self.comm.size} "
+                "ranks, loop over `for step in syncline.shards(loader)` and its shards."
+            )
+        self._close_shard()
+        self._send_ready()
+        assert self._next_send == len(self._send_order)
+        self._is_sent = True
+
+    # Step.
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Runs in place of the optimizer's own step, which then finds no gradients."""
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+            result = (args[:1], {"closure": lambda: loss})
+        self._lane.check()
+        self._check_unchanged()
+        self._finish_backward()
+        self._write_flags()
+        hyper = snapshot(self.optimizer)
+        parameters = [slot.parameter for slot in self._slots]
+        self._lane.submit(self._run_step_entered, self.step_number)
+        for bucket in self.buckets:
+            bucket.ready.clear()
+            bucket.is_in_flight = True
+            self._lane.submit(self._run_before_use, bucket, hyper)
+        self._begin_next_step()
+        if self.overlap:
+            torch.autograd.graph.increment_version(parameters)
+            for slot in self._slots:
+                become(slot.parameter, InFlight)
+        else:
+            started = time.perf_counter()
+            self._lane.drain()
+            self.waited_s += time.perf_counter() - started
+            torch.autograd.graph.increment_version(parameters)
+            for bucket in self.buckets:
+                bucket.is_in_flight = False
+            for slot in self._slots:
+                become(slot.parameter, Parameter)
+        self._note_versions()
+        return result
+
+    def _check_unchanged(self) -> None:
+        for slot, version in zip(self._slots, self._versions, strict=True):
+            if slot.parameter._version != version and not self._private_parameters:
+                raise UsageError(
+                    f"parameter {slot.name} was changed in place outside the optimizer, but the "
+                    "ranks of a machine share one copy: each rank's change would add to the "
+                    "others'. Change parameters before distribute(), load them with "
+                    "load_state_dict(), or use distribute(..., private_parameters=True)."
+                )
+        for parameter in self._frozen:
+            if parameter.requires_grad:
+                raise UsageError(
+                    "a parameter that was frozen at distribute() now needs a gradient, and would "
+                    "be updated on each rank alone. Unfreeze it before distribute()."
+                )
+        held = [len(group["params"]) for group in self.optimizer.param_groups]
+        if held != self._num_held:
+            raise UsageError(
+                "the optimizer got new parameters after distribute(): they would be updated on "
+                "each rank alone. Add parameter groups before distribute()."
+            )
+
+    def _note_versions(self) -> None:
+        self._versions = [slot.parameter._version for slot in self._slots]
+
+    def _write_flags(self) -> None:
+        flags = [float(slot.has_gradient) for slot in self._slots]
+        flags.append(float(self.buffers.has_changed_others))
+        if flags != self._flags_written:
+            # Nobody reads the old flags any more: a later collective has returned since.
+            self._lane.submit(self._flags.slots[0].mine.copy_, torch.tensor(flags))
+            self._flags_written = flags
+
+    def _begin_next_step(self) -> None:
+        self.step_number += 1
+        if self._control is not None:
+            self._control.progress.step = self.step_number
+        self._is_sent = False
+        self._next_send = 0
+        for slot in self._slots:
+            slot.has_gradient = False
+        self._open_shard(self.my_shards[0])
+
+    # The comm lane.
+
+    def _note(self, phase: str, bucket: int = -1) -> None:
+        if self._control is not None:
+            self._control.progress.write(phase, bucket)
+
+    def _run_gradient_ready(self, bucket: Bucket) -> None:
+        self._note("reduce", bucket.index)
+        started = time.perf_counter()
+        self.strategy.gradient_ready(bucket)
+        if self.recorder is not None:
+            self.recorder.add("comm", "reduce", bucket.index, bucket.step, started)
+
+    def _run_step_entered(self, number: int) -> None:
+        from syncline.strategies.base import Step
+
+        self._note("step")
+        self.strategy.step_entered(Step(number, self._flags, self.buffers.statistics))
+        flags = self._flags.result
+        without: frozenset[int] = frozenset()
+        if not bool((flags[:-1] > 0).all()):
+            found = flags.tolist()
+            without = frozenset(number for number, flag in enumerate(found[:-1]) if not flag)
+        for bucket in self.buckets:
+            bucket._update.leave_out(without)  # type: ignore[attr-defined]
+        self.buffers.end_step(self._lay_out_comm, bool(flags[-1] > 0))
+
+    def _run_before_use(self, bucket: Bucket, hyper: list[dict[str, Any]]) -> None:
+        self._note("update", bucket.index)
+        started = time.perf_counter()
+        bucket._update.hyper = hyper  # type: ignore[attr-defined]
+        self.strategy.before_use(bucket)
+        if self.recorder is not None:
+            self.recorder.add("comm", "gather", bucket.index, bucket.step, started)
+        bucket.step += 1
+        bucket.ready.set()
+
+    # Waiting.
+
+    def _await(self, bucket: Bucket) -> None:
+        """Wait, on the compute lane, until a bucket may be read."""
+        if not bucket.ready.is_set():
+            started = time.perf_counter()
+            bucket.ready.wait()
+            self.waited_s += time.perf_counter() - started
+        self._lane.check()
+        bucket.is_in_flight = False
+        for slot in bucket.slots:
+            become(slot.parameter, Parameter)
+
+    def _wake(self) -> None:
+        for bucket in self.buckets:
+            bucket.ready.set()
+
+    def synchronize(self) -> None:
+        """Wait until every parameter and buffer is up to date."""
+        self._lane.check()
+        for bucket in self.buckets:
+            if bucket.is_in_flight:
+                self._await(bucket)
+
+    # Clipping and dropping.
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale the step's gradients so that their global norm is at most `max_norm`.
+
+        Returns the norm before scaling. It is summed over fixed blocks in float64, so it is equal
+        for any number of ranks; it may differ from torch's own in the last digits.
+        """
+        self._finish_backward()
+        total: list[torch.Tensor] = []
+        self._lane.submit(self._run_clip, max_norm, total)
+        started = time.perf_counter()
+        self._lane.drain()
+        self.waited_s += time.perf_counter() - started
+        return total[0]
+
+    def _run_clip(self, max_norm: float, total: list[torch.Tensor]) -> None:
+        comm = self._lay_out_comm
+        counts = [-(-slot.num_elements // BLOCK_ELEMENTS) for slot in self._slots]
+        firsts = [sum(counts[:number]) for number in range(len(counts))]
+        if self._norms is None:
+            memory = comm.allocate(sum(counts), torch.float64)
+            spread = Spread.even(comm.size, comm.ranks)
+            self._norms = Partials([memory], even_cuts(sum(counts), comm.size), spread, 1.0)
+        squares = self._norms.slots[0].mine
+        # The last all_reduce lent this memory; the gathers after it have returned since.
+        squares.zero_()
+        mine: list[torch.Tensor] = []
+        for bucket in self.buckets:
+            gradient = bucket.gradient.slots[0].mine
+            low, high = bucket.gradient.cuts[comm.position : comm.position + 2]
+            for piece in pieces_of(bucket, low, high):
+                values = gradient[piece.start : piece.stop]
+                mine.append(values)
+                at = firsts[piece.slot.number] + piece.first_block
+                sums = block_squares(values)
+                squares[at : at + sums.numel()] = sums
+        comm.all_reduce(self._norms)
+        norm = self._norms.result.sum().sqrt().to(torch.float32)
+        scale = float(max_norm / (norm + 1e-6))
+        if scale < 1.0:
+            for values in mine:
+                values.mul_(scale)
+        total.append(norm)
+
+    def discard_gradients(self) -> None:
+        """Drop this step's gradients. Call it on every rank, or on none."""
+        self._finish_backward()
+        self._lane.drain()
+        self.step_number -= 1
+        self._begin_next_step()
+        for slot in self._slots:
+            become(slot.parameter, Parameter)
+
+    # Optimizer state: spread over ranks, whole in checkpoints.
+
+    def _before_optimizer_state(self, optimizer: Optimizer) -> None:
+        if self._is_built and self.comm.size > 1:
+            raise UsageError(
+                "optimizer.state_dict() on one rank would hold that rank's strips only. Call "
+                "syncline.optimizer_state(model) on every rank: it returns the whole state."
+            )
+        if self._is_built:
+            whole = self.optimizer_state()
+            for slot in self._slots:
+                if slot.name in whole:
+                    self.optimizer.state[slot.parameter] = whole[slot.name]
+
+    def _after_optimizer_load(self, optimizer: Optimizer) -> None:
+        self._adopt_optimizer_state()
+
+    def _adopt_optimizer_state(self) -> None:
+        """Spread state that the user's optimizer holds itself (loaded, or from before)."""
+        if not self._is_built:
+            return
+        state = {
+            slot.name: dict(self.optimizer.state[slot.parameter])
+            for slot in self._slots
+            if slot.parameter in self.optimizer.state
+        }
+        self.optimizer.state.clear()
+        if state:
+            self.load_optimizer_state(state)
+
+    def load_optimizer_state(self, state: dict[str, dict[str, Any]]) -> None:
+        """Take the whole state, by parameter name; each rank keeps its strips. No collective."""
+        if not self._is_built:
+            self._pending_state = state
+            return
+        self.synchronize()
+        for bucket in self.buckets:
+            for slot in bucket.slots:
+                if slot.name in state:
+                    bucket._update.load_state(slot, state[slot.name])  # type: ignore[attr-defined]
+
+    def optimizer_state(self) -> dict[str, dict[str, Any]]:
+        """Return the whole optimizer state by parameter name. Every rank calls it."""
+        from syncline.state import gather_optimizer_state
+
+        if not self._is_built:
+            return self._pending_state or {}
+        self.synchronize()
+        self._lane.drain()
+        return gather_optimizer_state(self._slots, self.buckets, self._lay_out_comm)
+
+    def detach(self) -> None:
+        """Take the hooks off; the model keeps its parameters, in memory of its own."""
+        self.synchronize()
+        for handle in self._handles:
+            handle.remove()
+        for slot in self._slots:
+            become(slot.parameter, Parameter)
+            slot.parameter.data = slot.parameter.detach().clone(memory_format=torch.preserve_format)
+
+
+def block_squares(values: torch.Tensor) -> torch.Tensor:
+    """Sum the squares of each block of a piece, in float64, block by block the same for any cut."""
+    whole = values.numel() // BLOCK_ELEMENTS * BLOCK_ELEMENTS
+    sums: Sequence[torch.Tensor] = []
+    if whole:
+        rows = values[:whole].view(-1, BLOCK_ELEMENTS).double()
+        sums = [rows.square_().sum(dim=1)]
+    if whole < values.numel():
+        sums = [*sums, values[whole:].double().square_().sum().view(1)]
+    return torch.cat(list(sums))
+
+
+__all__ = ["LeafPlan", "Replica"]

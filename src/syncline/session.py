@@ -1,0 +1,264 @@
+"""One rank's life in a job: who it is, how it reaches the others, and how it leaves.
+
+`open_session` connects a rank once; everything else hangs off the session: the control connections,
+the communicator of the world, the comm lane, the replicas.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime
+import fcntl
+import logging
+import os
+import socket
+import struct
+import sys
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from syncline.comm.alone import Alone
+from syncline.comm.base import Communicator
+from syncline.comm.control import Control
+from syncline.comm.hierarchical import Hierarchical
+from syncline.comm.rendezvous import Links, Place, local_address_towards, meet
+from syncline.comm.shared_memory import Machine, SharedMemory, is_supported
+from syncline.errors import CommError, ConfigError, UsageError
+from syncline.lane import Lane
+from syncline.launch.env import World, read_world
+from syncline.replica import Replica
+
+log = logging.getLogger("syncline")
+
+MEETING_S = 60.0
+KINDS = ("auto", "shared_memory", "network")
+_SIOCGIFADDR = 0x8915
+
+
+class Session:
+    """A rank that has met its peers."""
+
+    def __init__(self, world: World, kind: str, silent_s: float, hung_s: float) -> None:
+        if kind not in KINDS:
+            raise ConfigError("comm", f"got {kind!r}", f"it is one of {', '.join(KINDS)}", "")
+        self.world = world
+        self.lane = Lane()
+        self.replicas: list[Replica] = []
+        self.control: Control | None = None
+        self.comm: Communicator = Alone(world.rank)
+        self._links = Links()
+        self._owns_group = False
+        self._is_closed = False
+        self._error: BaseException | None = None
+        if world.size > 1:
+            self._connect(kind, silent_s, hung_s)
+
+    def _connect(self, kind: str, silent_s: float, hung_s: float) -> None:
+        world = self.world
+        uses_network = kind == "network" or world.num_machines > 1
+        if kind == "shared_memory" and uses_network:
+            raise ConfigError(
+                "comm",
+                f"got 'shared_memory' with {world.num_machines} machines",
+                "machines share no memory",
+                "Use 'auto': shared memory inside machines, the network across.",
+            )
+        store = self._join_network(hung_s) if uses_network else None
+        place = self._find_place(store)
+        self._links = meet(place, store, world.address, MEETING_S)
+        self.control = Control(place, self._links, silent_s=silent_s, hung_s=hung_s)
+        self.control.on_failure(self.lane.fail)
+        self.comm = self._make_communicator(kind, place)
+
+    def _join_network(self, hung_s: float) -> Any:
+        """Join torch's process group, or use the one that the user made; return its store."""
+        import torch.distributed as dist
+
+        world = self.world
+        assert world.address is not None
+        if not dist.is_initialized():
+            _choose_interface(world.address)
+            method = f"tcp://{world.address}:{world.port}" if world.launcher == "slurm" else "env://"
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            try:
+                dist.init_process_group(
+                    backend,
+                    init_method=method,
+                    rank=world.rank,
+                    world_size=world.size,
+                    timeout=datetime.timedelta(seconds=hung_s),
+                )
+            except (RuntimeError, ValueError) as error:
+                if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
+                    raise ConfigError(
+                        "MASTER_PORT",
+                        f"port {world.port} on {world.address} is in use",
+                        "rank 0 listens there",
+                        "Choose another port, or end the job that holds it.",
+                    ) from None
+                raise CommError(
+                    f"rank {world.rank} could not join the job at {world.address}:{world.port}: "
+                    f"{str(error).splitlines()[0]}"
+                ) from None
+            self._owns_group = True
+        return dist.distributed_c10d._get_default_store()
+
+    def _find_place(self, store: Any) -> Place:
+        """Find out which ranks share this machine."""
+        world = self.world
+        key = world.key or b""
+        if world.num_machines == 1:
+            ranks = tuple(range(world.size))
+            return Place(
+                world.rank, world.size, world.local_rank, ranks, 0, (0,), world.job_id, key
+            )
+        prefix = f"syncline/{world.job_id}/place"
+        store.set(f"{prefix}/{world.rank}", f"{world.machine} {world.local_rank}")
+        machines: dict[int, dict[int, int]] = {}
+        for rank in range(world.size):
+            found = store.get(f"{prefix}/{rank}").decode("ascii", "replace").split()
+            if len(found) != 2 or not all(word.isdigit() for word in found):
+                raise CommError(f"the job's store holds nonsense for rank {rank}: {found!r:.60}")
+            machines.setdefault(int(found[0]), {})[int(found[1])] = rank
+        self._machines = [
+            tuple(rank for _, rank in sorted(members.items()))
+            for _, members in sorted(machines.items())
+        ]
+        return Place(
+            world.rank,
+            world.size,
+            world.local_rank,
+            self._machines[world.machine],
+            world.machine,
+            tuple(members[0] for members in self._machines),
+            world.job_id,
+            key,
+        )
+
+    def _make_communicator(self, kind: str, place: Place) -> Communicator:
+        assert self.control is not None
+        if self.world.num_machines == 1 and kind != "network":
+            if is_supported():
+                return SharedMemory.of_machine(Machine(self.control, self._links.memory))
+            raise ConfigError(
+                "comm",
+                "this processor does not keep stores in order",
+                "shared memory is made for x86-64",
+                "Use comm='network'.",
+            )
+        import torch.distributed as dist
+
+        from syncline.comm.network import Network
+
+        assert dist.group.WORLD is not None
+        device = torch.device("cuda", self.world.local_rank) if torch.cuda.is_available() else None
+        everybody = Network(dist.group.WORLD, range(self.world.size), self.control, device)
+        if self.world.num_machines == 1:
+            return everybody
+        sizes = sorted({len(members) for members in self._machines})
+        if sizes == [1] or kind == "network":
+            return everybody
+        if len(sizes) > 1 or not is_supported():
+            log.warning(
+                "shared memory is not used inside machines: %s",
+                f"they have different numbers of ranks ({sizes})"
+                if len(sizes) > 1
+                else "it is made for x86-64",
+            )
+            return everybody
+        inside = SharedMemory.of_machine(Machine(self.control, self._links.memory))
+        column = [members[self.world.local_rank] for members in self._machines]
+        across = everybody.group_of(column)
+        assert isinstance(across, Network)
+        return Hierarchical(inside, across, self._machines)
+
+    def close(self, *, in_good_order: bool = True) -> None:
+        """Finish what is on the lane, say farewell and give everything back."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if in_good_order and self.lane.failure is None:
+            with contextlib.suppress(Exception):
+                self.lane.drain()
+        if self.lane.failure is None:
+            self.lane.close()
+        if self.control is not None:
+            self.control.close(in_good_order=in_good_order)
+        if self.lane.failure is None and in_good_order:
+            self.comm.close()
+            if self._owns_group:
+                import torch.distributed as dist
+
+                dist.destroy_process_group()
+        self._links.close()
+
+
+def _choose_interface(address: str) -> None:
+    """Bind Gloo to the interface that leads to the job's address, unless the user chose one."""
+    mine = local_address_towards(address)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            with contextlib.suppress(OSError):
+                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+                if socket.inet_ntoa(reply[20:24]) == mine:
+                    os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+_session: Session | None = None
+
+
+def open_session(kind: str, silent_s: float, hung_s: float, world: World | None = None) -> Session:
+    """Connect this process to its job. Once."""
+    global _session
+    if _session is not None:
+        raise UsageError("syncline.init() was called twice. Call it once, before distribute().")
+    _session = Session(world or read_world(), kind, silent_s, hung_s)
+    atexit.register(_leave)
+    previous = sys.excepthook
+
+    def note_failure(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        fail_session(error)
+        previous(kind, error, trace)
+
+    sys.excepthook = note_failure
+    return _session
+
+
+def current_session() -> Session:
+    if _session is None:
+        raise UsageError("syncline.init() was not called. Call it once, before anything else.")
+    return _session
+
+
+def fail_session(error: BaseException) -> None:
+    """Tell the peers why this rank ends."""
+    if _session is not None and _session._error is None:
+        _session._error = error
+        control = _session.control
+        if control is not None and control.failure is None:
+            control.report(error)
+
+
+def close_session() -> None:
+    """Leave the job. Called at exit; calling it earlier allows another `init()`."""
+    global _session
+    if _session is not None:
+        _session.close(in_good_order=_session._error is None)
+        _session = None
+
+
+def _leave() -> None:
+    session = _session
+    close_session()
+    if session is not None and (session._error or session.lane.failure):
+        # Threads may be stuck in calls to a dead peer; the interpreter would wait for them.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(1)
