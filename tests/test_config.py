@@ -583,7 +583,12 @@ def test_a_file_below_a_file_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "line_number"),
-    [("[model]\nname = cnn\n", 2), ("[model\n", 1), ('[model]\nname = "cnn\n', 2), ("a = [1,\n", 1)],
+    [
+        ("[model]\nname = cnn\n", 2),
+        ("[model\n", 1),
+        ('[model]\nname = "cnn\n', 2),
+        ("a = [1,\n", 1),
+    ],
 )
 def test_a_syntax_error_names_its_line(tmp_path, text, line_number):
     path = tmp_path / "job.toml"

@@ -29,7 +29,6 @@ _HOMES = {
     "world_size": "syncline.api",
     "SynclineError": "syncline.errors",
     "seed_for": "syncline.seeds",
-    "train": "syncline.training",
     "Job": "syncline.config",
     "read_job": "syncline.config",
 }

@@ -111,6 +111,7 @@ class Replica:
         self._shard = self.my_shards[0]
         self._is_shard_closed = False
         self._is_sent = False
+        self._told = [0.0] * self.shards
 
         self._broadcast_start()
         self.buffers = Buffers(model, comm, self.spread, self._num_slots)
@@ -313,7 +314,7 @@ class Replica:
         return self._group_of[id(slot.parameter)]
 
     def _make_flags(self, comm: Communicator) -> None:
-        size = len(self._slots) + 1
+        size = len(self._slots) + 1 + self.shards
         spread = Spread.even(comm.size, comm.ranks)
         memory = comm.allocate(size, torch.float32)
         self._flags = Partials([memory], even_cuts(size, comm.size), spread, 1.0)
@@ -416,8 +417,6 @@ class Replica:
                 f"shard {shard} is not one of rank {self._rank}'s: {list(self.my_shards)}"
             )
         if shard == self._shard and not self._is_shard_closed:
-            if self.shards != self.comm.size:
-                self._wait_for_buffers()
             return
         if shard != self._shard + 1:
             raise UsageError(f"shard {shard} was begun after shard {self._shard}: go in order")
@@ -426,9 +425,14 @@ class Replica:
         with torch.no_grad():
             self.buffers.begin_shard()
 
-    def _wait_for_buffers(self) -> None:
-        if self.buckets and self.buckets[0].is_in_flight:
-            self._await(self.buckets[0])
+    def tell_loss(self, loss: float) -> None:
+        """Send this shard's loss along with the step: `losses` holds all of them afterwards."""
+        self._told[self._shard] = loss
+
+    @property
+    def losses(self) -> list[float]:
+        """The losses told in the last step, by shard. Known once forward has begun again."""
+        return self._flags.result[-self.shards :].tolist()
 
     def _open_shard(self, shard: int) -> None:
         self._shard = shard
@@ -519,7 +523,7 @@ class Replica:
 
     def _write_flags(self) -> None:
         flags = [float(slot.has_gradient) for slot in self._slots]
-        flags.append(float(self.buffers.has_changed_others))
+        flags += [float(self.buffers.has_changed_others), *self._told]
         if flags != self._flags_written:
             # Nobody reads the old flags any more: a later collective has returned since.
             self._lane.submit(self._flags.slots[0].mine.copy_, torch.tensor(flags))
@@ -553,14 +557,12 @@ class Replica:
 
         self._note("step")
         self.strategy.step_entered(Step(number, self._flags, self.buffers.statistics))
-        flags = self._flags.result
-        without: frozenset[int] = frozenset()
-        if not bool((flags[:-1] > 0).all()):
-            found = flags.tolist()
-            without = frozenset(number for number, flag in enumerate(found[:-1]) if not flag)
+        num_slots = len(self._slots)
+        flags = self._flags.result[: num_slots + 1].tolist()
+        without = frozenset(number for number in range(num_slots) if not flags[number])
         for bucket in self.buckets:
             bucket._update.leave_out(without)  # type: ignore[attr-defined]
-        self.buffers.end_step(self._lay_out_comm, bool(flags[-1] > 0))
+        self.buffers.end_step(self._lay_out_comm, flags[num_slots] > 0)
 
     def _run_before_use(self, bucket: Bucket, hyper: list[dict[str, Any]]) -> None:
         self._note("update", bucket.index)

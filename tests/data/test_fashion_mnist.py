@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -42,6 +43,26 @@ def test_lengths_in_a_header_are_not_trusted_with_memory(tmp_path):
     file.write_bytes(bytes([0, 0, 8, 3]) + b"\xff" * 12 + b"few bytes")
     with pytest.raises(idx.IdxError, match="holds 9"):
         idx.read(file)
+
+
+def test_bytes_after_the_last_value_are_noticed_even_in_a_piece_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(idx, "PIECE_BYTES", 4)
+    file = tmp_path / "array"
+    file.write_bytes(idx_bytes(np.zeros(8, np.uint8)) + b"x")
+    with pytest.raises(idx.IdxError, match="holds more"):
+        idx.read(file)
+
+
+def test_a_file_that_unpacks_to_more_than_announced_is_not_unpacked_whole(tmp_path):
+    file = tmp_path / "array.gz"
+    file.write_bytes(gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 1]) + bytes(40_000_000)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(idx.IdxError, match="holds more"):
+            idx.read(file)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -126,7 +147,11 @@ def test_a_damaged_file_is_named_with_what_is_wrong(part, kind, content, complai
         assert refusal(str(tmp_path), data.check) == message
 
 
-@pytest.mark.parametrize("content", [b"not gzip", gzip.compress(images())[:-12]])
+ZIPPED = gzip.compress(images())
+WRONG_CHECKSUM = ZIPPED[:-8] + bytes(byte ^ 1 for byte in ZIPPED[-8:-4]) + ZIPPED[-4:]
+
+
+@pytest.mark.parametrize("content", [b"not gzip", ZIPPED[:-12], WRONG_CHECKSUM])
 def test_a_damaged_gzip_is_refused(content, tmp_path):
     write_fashion(tmp_path, train=4, test=4)
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(content)

@@ -154,9 +154,7 @@ up("lived")
 """
     assert run(code, 3, tmp_path) == Outcome((0, -9, 0))
     assert sorted(path.name for path in tmp_path.glob("lived.*")) == ["lived.0", "lived.2"]
-    assert capfd.readouterr().err == (
-        "syncline: rank 1 was killed by SIGKILL (exit status -9)\n"
-    )
+    assert capfd.readouterr().err == ("syncline: rank 1 was killed by SIGKILL (exit status -9)\n")
 
 
 def test_the_others_are_stopped_when_they_do_not_end_after_a_failure(tmp_path, capfd):

@@ -236,6 +236,13 @@ def test_hidden_sets_the_widths_of_the_fully_connected_layers(name):
     assert widths == [5, 6, 7, models.PUBLISHED.get(name, (None, 10))[1]]
 
 
+def test_a_layer_before_batch_norm_has_no_bias():
+    assert published("mlp", batch_norm=True)[0].f1.bias is None
+    assert published("mlp")[0].f1.bias is not None
+    assert published("cnn")[0].c1.bias is None
+    assert published("cnn", batch_norm=False)[0].c1.bias is not None
+
+
 def test_no_hidden_layer_is_softmax_regression():
     assert count(published("mlp", hidden=[])[0]) == 7850
 
@@ -282,7 +289,9 @@ SMALL = [
 
 
 @pytest.mark.parametrize(("name", "shape", "options"), SMALL)
-def test_an_untrained_network_tells_samples_apart(name, shape, options):
+def test_an_untrained_network_tells_samples_apart_without_being_sure_of_itself(
+    name, shape, options
+):
     # With torch's default weights, the deep networks without batch norm put out the same for
     # every sample, to three digits or more, and do not start to learn.
     torch.manual_seed(0)
@@ -290,6 +299,10 @@ def test_an_untrained_network_tells_samples_apart(name, shape, options):
     with torch.no_grad():
         output = model(torch.randn(8, *shape))
     assert 0.03 < output.std(dim=0).mean().item() < 3
+    # Averaged over all labels; guessing costs log 10 = 2.3. With He's weights in the
+    # last layer too, some networks start far worse.
+    labels = torch.arange(10).repeat_interleave(8)
+    assert nn.functional.cross_entropy(output.repeat(10, 1), labels).item() < 3.5
 
 
 def test_weights_come_from_torchs_global_generator():

@@ -9,6 +9,7 @@ checkpoints/     what --resume starts from
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -42,20 +43,32 @@ _FREE = {
 
 
 def choose_folder(job_file: Path, job: Job, out: Path | None, unique: str | None) -> Path:
-    """Find the run folder: `--out`, then run.out, then a fresh one below runs/.
+    """Find the run folder: `--out`, then run.out, then a fresh one below runs/, which is created.
 
-    `unique` replaces the time in the fresh name where several ranks must agree on it.
+    `unique` replaces the time in the fresh name where several ranks must agree on it: then it is
+    the name that is fresh, and rank 0 creates the folder.
     """
     if out is not None:
         return out
     if job.run.out is not None:
         return Path(job.run.out)
-    stem = f"{job_file.stem}-{unique or time.strftime('%Y%m%d-%H%M%S')}"
-    folder, number = Path("runs") / stem, 1
-    while unique is None and folder.exists():
-        number += 1
-        folder = Path("runs") / f"{stem}-{number}"
-    return folder
+    runs = Path("runs")
+    if unique is not None:
+        return runs / f"{job_file.stem}-{unique}"
+    stem = f"{job_file.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in itertools.count(1):
+        folder = runs / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            # Creating claims it: another run may be looking for a name in this very second.
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if runs.is_dir():
+                continue
+            raise _not_writable(runs, "file exists") from None
+        except OSError as error:
+            raise _not_writable(folder, _reason(error)) from None
+        return folder
+    raise AssertionError("there is always another number")
 
 
 def require_named_folder(job: Job, out: Path | None) -> Path:
@@ -140,13 +153,20 @@ def write_job(job: Job, folder: Path) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        reason = (error.strerror or type(error).__name__).lower()
-        raise ConfigError(
-            "--out",
-            f"{printable(folder)} cannot be written ({reason})",
-            "the run writes its results there",
-            "Name another folder.",
-        ) from None
+        raise _not_writable(folder, _reason(error)) from None
+
+
+def _not_writable(folder: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        "--out",
+        f"{printable(folder)} cannot be written ({reason})",
+        "the run writes its results there",
+        "Name another folder.",
+    )
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or type(error).__name__).lower()
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from syncline.errors import SynclineError
 _is_debug = False
 
 
-def show_tracebacks(wanted: bool) -> None:
+def show_tracebacks(wanted: bool) -> bool:
     """Remember whether errors are to come with their traceback (`--debug`)."""
     global _is_debug
     _is_debug = wanted
+    return wanted
 
 
 def say(line: str) -> None:

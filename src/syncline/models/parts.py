@@ -98,11 +98,13 @@ def _one(value: object) -> int:
 def he_normal(model: nn.Module) -> None:
     """Draw weights from He's normal distribution and zero the biases (He 2015, 1502.01852).
 
-    Keeps the size of activations through many ReLU layers; torch's default shrinks them by
+    Keeps the size of activations through many ReLU layers; torch's default shrinks them to
     about 0.4 a layer, and a deep network without batch norm then does not start to learn.
+    The last layer has no ReLU after it and keeps torch's smaller weights: max-poolings make
+    activations grow, and with He's weights the first steps would throw the network off.
     """
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+    layers = [part for part in model.modules() if isinstance(part, nn.Conv2d | nn.Linear)]
+    for layer in layers[:-1]:
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)

@@ -25,8 +25,8 @@ class Step:
 
     number: int
     flags: Partials
-    """Counts, summed over ranks: one for each parameter with a gradient, then one for changed
-    buffers."""
+    """Small numbers, summed over ranks: which parameters have a gradient, whether buffers changed,
+    the shards' losses."""
     statistics: Partials | None
     """Running statistics of norm layers, averaged over shards."""
 

@@ -1,0 +1,372 @@
+"""The built-in training loop, read top to bottom.
+
+The result depends on the job alone: data order, dropout and the order of summation follow from
+(seed, step, shard), so any number of ranks gives the same weights, bit for bit, and a run that was
+killed and resumed gives those of one that was not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from syncline import checkpoint, data, models
+from syncline.comm.base import Partials, even_cuts
+from syncline.comm.tree import Spread, shard_range
+from syncline.config import Job, OptimizerSettings
+from syncline.data import DataSet, Split
+from syncline.errors import ConfigError
+from syncline.loader import epoch_order, reseed
+from syncline.replica import Replica
+from syncline.report.progress import Progress
+from syncline.seeds import seed_for
+from syncline.session import Session, close_session, fail_session, open_session
+from syncline.strategies import STRATEGIES
+
+log = logging.getLogger("syncline")
+
+EVALUATION_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run went. Losses and accuracy do not depend on the number of ranks; times do."""
+
+    steps: int
+    samples_per_s: float
+    step_ms: float
+    """Median time of a step."""
+    loss: float
+    """Mean training loss of the last step."""
+    test_loss: float | None
+    accuracy: float | None
+    exposed_communication: float
+    """Share of time that the compute lane waited for communication."""
+    weights_sha256: str
+    ranks: int
+    shards: int
+    communicator: str
+    num_parameters: int
+    seconds: float
+    resumed_at: int
+    run_folder: str
+
+    def to_json_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def train(job: Job, out: Path, resume: bool, progress: Progress) -> Summary:
+    """Train as the job says, as one rank of the world this process was started in.
+
+    Every rank calls it. Rank 0 writes the run folder `out`: metrics.jsonl, checkpoints and
+    summary.json.
+    """
+    torch.set_num_threads(job.run.threads)
+    session = open_session(job.strategy.comm, job.run.silent_s, job.run.hung_s)
+    try:
+        summary = _Run(job, session, out, progress).go(resume)
+    except BaseException as error:
+        fail_session(error)
+        raise
+    close_session()
+    return summary
+
+
+def build_model(job: Job, dataset: DataSet) -> nn.Module:
+    """Build the job's network with its initial weights, which depend on the seed alone."""
+    torch.manual_seed(seed_for(job.run.seed, "weights"))
+    classes = job.model.classes or dataset.classes
+    return models.build(job.model.name, dataset.sample_shape, classes, **job.model.options)
+
+
+def load_data(job: Job) -> DataSet:
+    """Load the job's data, at the image size the job asks for."""
+    settings = {name: getattr(job.data, name) for name in ("path", "sample_shape")}
+    return data.load(
+        job.data.name,
+        image_size=job.image_size,
+        classes=job.data.classes,
+        samples=job.data.samples,
+        seed=job.run.seed,
+        **settings,
+    )
+
+
+def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> torch.optim.Optimizer:
+    """Build the optimizer with a resolved job's settings."""
+    chosen = settings.resolved()
+    common: dict[str, Any] = {"lr": chosen.lr, "weight_decay": chosen.weight_decay}
+    if chosen.name == "sgd":
+        return torch.optim.SGD(
+            model.parameters(), momentum=chosen.momentum, nesterov=chosen.nesterov, **common
+        )
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[chosen.name]
+    return kind(model.parameters(), betas=chosen.betas, **common)
+
+
+def learning_rate(settings: OptimizerSettings, step: int, total: int) -> float:
+    """Return the learning rate of a step: a function of the step alone, so nothing to save.
+
+    >>> settings = OptimizerSettings(lr=0.4, warmup_steps=4)
+    >>> [learning_rate(settings, step, 10) for step in (0, 1, 3, 9)]
+    [0.1, 0.2, 0.4, 0.4]
+    """
+    if step < settings.warmup_steps:
+        return settings.lr * (step + 1) / settings.warmup_steps
+    if settings.schedule == "cosine":
+        through = (step - settings.warmup_steps) / max(1, total - settings.warmup_steps)
+        return settings.lr * 0.5 * (1 + math.cos(math.pi * through))
+    if settings.schedule == "step" and settings.decay_steps:
+        factor = settings.decay_factor or 0.1
+        return float(settings.lr * factor ** (step // settings.decay_steps))
+    return settings.lr
+
+
+def batch_of(split: Split, indices: np.ndarray[Any, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Read samples into memory of their own: results may depend on how an input is aligned."""
+    samples, labels = split.batch(indices)
+    images = torch.empty(samples.shape, dtype=torch.float32)
+    return images.copy_(torch.from_numpy(samples)), torch.from_numpy(labels)
+
+
+class _Run:
+    """One rank's run."""
+
+    def __init__(self, job: Job, session: Session, out: Path, progress: Progress) -> None:
+        self.job = job = job.resolved(session.world.size)
+        self.session = session
+        self.out = out
+        self.progress = progress
+        self.is_first = session.world.rank == 0
+        self.data = load_data(job)
+        self.batch = job.data.batch
+        assert job.strategy.shards is not None
+        self.shards = job.strategy.shards
+        self.per_epoch = len(self.data.train) // self.batch
+        if self.per_epoch == 0:
+            raise ConfigError(
+                "data.batch",
+                f"got {self.batch}",
+                f"{self.data.name} has {len(self.data.train)} samples to train on",
+                f"Use at most {len(self.data.train)}.",
+            )
+        self.total = job.run.steps or (job.run.epochs or 0) * self.per_epoch
+        self.model = build_model(job, self.data)
+        self.optimizer = build_optimizer(job.optimizer, self.model)
+        self._order = (-1, torch.empty(0, dtype=torch.int64))
+
+    def go(self, resume: bool) -> Summary:
+        start = self._load(resume)
+        settings = self.job.strategy
+        self.replica = Replica(
+            self.model,
+            self.optimizer,
+            STRATEGIES[settings.name](),
+            self.session.comm,
+            self.session.control,
+            self.session.lane,
+            shards=self.shards,
+            bucket_bytes=None if settings.bucket_bytes == "auto" else settings.bucket_bytes,
+            overlap=None if settings.overlap == "auto" else settings.overlap,
+        )
+        if self._saved is not None:
+            self.replica.load_optimizer_state(self._saved.optimizer)
+            self.replica.strategy.load_state(self._saved.strategy)
+            self.replica.step_number = start
+        self._saved = None
+        if self.is_first:
+            self.out.mkdir(parents=True, exist_ok=True)
+            keep_metrics_until(self.out / "metrics.jsonl", start)
+        with open(self.out / "metrics.jsonl" if self.is_first else "/dev/null", "a") as metrics:
+            return self._loop(start, metrics)
+
+    def _load(self, resume: bool) -> int:
+        """Load the newest checkpoint into the model; return the step to go on with."""
+        self._saved: checkpoint.Checkpoint | None = None
+        if not resume:
+            return 0
+        path = checkpoint.newest(self.out / "checkpoints")
+        if path is None:
+            raise ConfigError(
+                "--resume",
+                f"there is no checkpoint in {self.out}",
+                "a run resumes from one",
+                "Start without --resume.",
+            )
+        self._saved = checkpoint.load(path)
+        checkpoint.check_same_job(path, self._saved.job.resolved(), self.job)
+        self.model.load_state_dict(self._saved.model)
+        return self._saved.step
+
+    def _loop(self, start: int, metrics: TextIO) -> Summary:
+        job, replica = self.job, self.replica
+        self.model.train()
+        started = time.perf_counter()
+        step_ends: list[float] = []
+        loss = float("nan")
+        for step in range(start, self.total):
+            lr = learning_rate(job.optimizer, step, self.total)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            for shard in replica.my_shards:
+                self._note("forward")
+                replica.begin_shard(shard)
+                images, labels = batch_of(self.data.train, self._indices(step, shard))
+                reseed(job.run.seed, step, shard)
+                shard_loss = functional.cross_entropy(self.model(images), labels)
+                if shard == replica.my_shards[0] and step > start:
+                    loss = self._finish_step(metrics, step, step_ends)
+                self._note("backward")
+                shard_loss.backward()
+                replica.tell_loss(shard_loss.item())
+            if job.optimizer.clip_norm is not None:
+                replica.clip_grad_norm_(job.optimizer.clip_norm)
+            self.optimizer.step()
+            step_ends.append(time.perf_counter())
+            if step == start:
+                self.progress.start(job, replica.describe())
+                replica.waited_s = 0.0  # the first step waits for everybody's set-up
+            done = step + 1
+            if job.run.evaluate_every and done % job.run.evaluate_every == 0 and done < self.total:
+                self._evaluate(done)
+            every = job.run.checkpoint_every
+            if (every and done % every == 0) or done == self.total:
+                self._save(done)
+        replica.synchronize()
+        seconds = time.perf_counter() - started
+        if self.total > start:
+            loss = self._finish_step(metrics, self.total, step_ends)
+        test_loss, accuracy = self._evaluate(self.total)
+        gaps = [b - a for a, b in zip(step_ends, step_ends[1:], strict=False)]
+        summary = Summary(
+            steps=self.total,
+            samples_per_s=self._pace(step_ends),
+            step_ms=1e3 * statistics.median(gaps) if gaps else 1e3 * seconds,
+            loss=loss,
+            test_loss=test_loss,
+            accuracy=accuracy,
+            exposed_communication=self._exposed(step_ends),
+            weights_sha256=checkpoint.digest_of(self.model.state_dict()),
+            ranks=self.session.world.size,
+            shards=self.shards,
+            communicator=self.session.comm.name,
+            num_parameters=sum(p.numel() for p in self.model.parameters()),
+            seconds=seconds,
+            resumed_at=start,
+            run_folder=str(self.out),
+        )
+        if self.is_first:
+            text = json.dumps(summary.to_json_dict(), indent=2) + "\n"
+            checkpoint.write_atomically(self.out / "summary.json", text.encode())
+        self.progress.finish(summary)
+        return summary
+
+    def _note(self, phase: str) -> None:
+        if self.session.control is not None:
+            self.session.control.progress.write(phase)
+
+    def _indices(self, step: int, shard: int) -> np.ndarray[Any, Any]:
+        """Return the samples of one shard of one step."""
+        epoch, within = divmod(step, self.per_epoch)
+        if self._order[0] != epoch:
+            self._order = (epoch, epoch_order(len(self.data.train), self.job.run.seed, epoch))
+        size = self.batch // self.shards
+        first = within * self.batch + shard * size
+        return self._order[1][first : first + size].numpy()
+
+    def _pace(self, step_ends: list[float]) -> float:
+        """Samples per second since the first step, which also sets up."""
+        if len(step_ends) < 2:
+            return 0.0
+        return self.batch * (len(step_ends) - 1) / (step_ends[-1] - step_ends[0])
+
+    def _exposed(self, step_ends: list[float]) -> float:
+        if len(step_ends) < 2:
+            return 0.0
+        return min(1.0, self.replica.waited_s / (step_ends[-1] - step_ends[0]))
+
+    def _finish_step(self, metrics: TextIO, done: int, step_ends: list[float]) -> float:
+        """Report the step before, whose losses have arrived; return its loss."""
+        loss = math.fsum(self.replica.losses) / self.shards
+        self.progress.step(
+            done, self.total, loss, self._pace(step_ends), self._exposed(step_ends)
+        )
+        line = {
+            "step": done,
+            "loss": loss,
+            "lr": learning_rate(self.job.optimizer, done - 1, self.total),
+            "samples_per_s": round(self._pace(step_ends), 3),
+            "exposed_communication": round(self._exposed(step_ends), 5),
+        }
+        metrics.write(json.dumps(line) + "\n")
+        metrics.flush()
+        return loss
+
+    def _evaluate(self, step: int) -> tuple[float | None, float | None]:
+        """Test on data kept apart, spread over ranks in fixed parts. Every rank gets the result."""
+        if self.data.test is None:
+            return None, None
+        self._note("evaluate")
+        num_samples = len(self.data.test)
+        parts = range(0, num_samples, EVALUATION_BATCH)
+        world = self.session.world
+        results = np.zeros((len(parts), 2))
+        self.model.eval()
+        with torch.no_grad():
+            for number in range(*shard_range(len(parts), world.size, world.rank)):
+                rows = np.arange(parts[number], min(parts[number] + EVALUATION_BATCH, num_samples))
+                images, labels = batch_of(self.data.test, rows)
+                scores = self.model(images)
+                results[number, 0] = functional.cross_entropy(scores, labels, reduction="sum").item()
+                results[number, 1] = (scores.argmax(dim=1) == labels).sum().item()
+        self.model.train()
+        loss, correct = self._sum(torch.from_numpy(results)).sum(dim=0).tolist()
+        self.progress.evaluated(step, loss / num_samples, correct / num_samples)
+        return loss / num_samples, correct / num_samples
+
+    def _sum(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Add up small tables over ranks; where all but one hold zero, the sum is exact."""
+        comm = self.session.comm
+        memory = comm.allocate(numbers.numel(), numbers.dtype)
+        memory.mine.copy_(numbers.reshape(-1))
+        cuts = even_cuts(numbers.numel(), comm.size)
+        partials = Partials([memory], cuts, Spread.even(comm.size, comm.ranks), 1.0)
+        self.session.lane.submit(comm.all_reduce, partials)
+        self.session.lane.drain()
+        return partials.result.view(numbers.shape).clone()
+
+    def _save(self, step: int) -> None:
+        self._note("save")
+        whole = self.replica.optimizer_state()
+        if self.is_first:
+            saved = checkpoint.Checkpoint(
+                step, self.job, self.model.state_dict(), whole, self.replica.strategy.state()
+            )
+            checkpoint.save(self.out / "checkpoints", saved)
+
+
+def keep_metrics_until(path: Path, step: int) -> None:
+    """Drop lines of steps that a resumed run will take again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            if msgspec.json.decode(line)["step"] <= step:
+                kept.append(line)
+        except (msgspec.DecodeError, KeyError, TypeError):
+            break  # a line cut short by the kill
+    checkpoint.write_atomically(path, b"".join(kept))

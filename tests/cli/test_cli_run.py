@@ -1,0 +1,88 @@
+"""`syncline run` and `syncline key`."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "script.py"
+
+    def write(code: str) -> str:
+        path.write_text(code)
+        return "script.py"
+
+    return write
+
+
+def test_a_script_runs_on_every_rank_with_its_arguments_and_threads(cli, script):
+    name = script(
+        "import json, os, sys\n"
+        "line = [os.environ['RANK'], os.environ['OMP_NUM_THREADS'], *sys.argv[1:]]\n"
+        "os.write(1, (json.dumps(line) + '\\n').encode())\n"
+    )
+    status, out, err = cli(
+        "run", "--ranks", "2", "--threads", "3", name, "a", "--ranks", "9", "-h", "--debug"
+    )
+    assert (status, err) == (0, "")
+    rest = ["3", "a", "--ranks", "9", "-h", "--debug"]
+    assert sorted(map(json.loads, out.splitlines())) == [["0", *rest], ["1", *rest]]
+
+
+def test_the_status_of_a_script_that_fails_is_passed_on(cli, script):
+    name = script("import os, sys; sys.exit(3 if os.environ['RANK'] == '1' else 0)")
+    status, _, err = cli("run", "--ranks", "2", name)
+    assert (status, err) == (1, "syncline: rank 1 ended with status 3\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--ranks", "2", "no.py"], "no.py: there is no such file, but ranks run a Python file."),
+        (["--ranks", "2", "."], ".: this is a folder, but ranks run a Python file."),
+        (["--ranks", "0", "job.toml"], "--ranks: got 0, but a world has at least one rank."),
+        (["--ranks", "1", "--threads", "0", "x"], "--threads: got 0, but a rank has at least one."),
+        (["--ranks", "1", "--port", "70000", "job.toml"], "port: got 70000, but a port lies"),
+        (["x.py"], "Missing option '--ranks'"),
+        (["--ranks", "2"], "Missing argument"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(cli, arguments, line):
+    status, out, err = cli("run", *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"syncline: {line}")
+    assert err.count("\n") == 1
+
+
+def test_a_port_in_use_is_refused(cli, script):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        status, _, err = cli("run", "--ranks", "1", "--port", port, script(""))
+    assert status == 2
+    assert err.startswith(f"syncline: port: got {port} (address already in use), but rank 0")
+
+
+def test_a_rank_does_not_start_ranks(cli, script):
+    place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}
+    status, _, err = cli("run", "--ranks", "2", script(""), **place)
+    assert status == 2
+    assert err == (
+        "syncline: syncline run: started as rank 1 of 2 by torchrun, but it starts ranks itself."
+        " Let torchrun start the script directly.\n"
+    )
+
+
+def test_a_key_is_fresh_and_long_enough(cli):
+    first, second = (cli("key") for _ in range(2))
+    assert first[0] == 0
+    assert len(bytes.fromhex(first[1].strip())) == 32
+    assert first[1] != second[1]

@@ -1,0 +1,425 @@
+"""`syncline train`: what is checked before ranks start, what they are given, what is printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from syncline.cli.folder import choose_folder
+from syncline.config import STRATEGIES, parse_job, read_job
+
+pytestmark = pytest.mark.processes
+
+JOB = """
+[model]
+name = "cnn"
+
+[data]
+name = "synthetic"
+batch = 64
+
+[optimizer]
+lr = 0.05
+
+[run]
+steps = 30
+"""
+
+
+def only(folder: Path) -> Path:
+    (one,) = folder.iterdir()
+    return one
+
+
+def test_json_prints_one_object_and_all_else_goes_to_stderr(cli):
+    status, out, err = cli("train", "job.toml", "--ranks", "2", "--json")
+    assert status == 0, err
+    assert json.loads(out) == {
+        "steps": 30,
+        "samples_per_s": 1234.5,
+        "loss": 0.25,
+        "accuracy": 0.975,
+        "exposed_communication": 0.031,
+        "weights_sha256": "ab" * 32,
+        "ranks": 2,
+        "shards": 2,
+        "resumed": False,
+    }
+    assert err.count("noise from a rank") == 2
+    assert err.count("step 1/30") == 1
+
+
+def test_the_result_is_readable_and_tells_the_run_folder(cli, tmp_path):
+    status, out, err = cli("train", "job.toml")
+    assert status == 0, err
+    folder = only(tmp_path / "runs")
+    assert folder.name.startswith("job-20")
+    assert f"run folder: runs/{folder.name}\n" in out
+    for piece in ("97.50%", "1,23", "3.1%", "ab" * 32):
+        assert piece in out
+
+
+def test_progress_is_plain_lines_of_rank_0_without_a_terminal(cli):
+    _, out, err = cli("train", "job.toml", "--ranks", "2", "--json")
+    lines = [line for line in err.splitlines() if "noise" not in line]
+    assert lines == [
+        "cnn on synthetic: synchronous, 2 ranks, 2 shards, batch 64",
+        "2 buckets",
+        "step 1/30  loss 2.5000  1,000 samples/s  25% exposed communication",
+        "evaluated at step 30:  loss 0.2500  accuracy 97.50%",
+    ]
+    assert "\x1b" not in out + err
+
+
+def test_the_run_folder_holds_the_resolved_job(cli, tmp_path):
+    cli("train", "job.toml", "--ranks", "2", "--out", "mine", "--set", "optimizer.lr=0.5")
+    job = read_job(tmp_path / "mine" / "job.toml")
+    assert (job.run.ranks, job.strategy.shards, job.run.out) == (2, 2, "mine")
+    assert (job.optimizer.lr, job.optimizer.momentum) == (0.5, 0.0)
+    assert job.resolved() == job
+    assert not list((tmp_path / "mine").glob(".*"))
+
+
+def test_runs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda pattern: "20260102-030405")
+    job = parse_job(JOB)
+    folders = [choose_folder(Path("a/job.toml"), job, None, None) for _ in range(3)]
+    names = ["job-20260102-030405", "job-20260102-030405-2", "job-20260102-030405-3"]
+    assert folders == [Path("runs") / name for name in names]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
+def test_a_folder_without_permission_is_refused(cli, tmp_path):
+    tmp_path.chmod(0o500)
+    assert cli("train", "job.toml")[0] == 2
+    tmp_path.chmod(0o700)
+
+
+def test_a_file_where_the_run_folders_go_is_refused(cli, tmp_path):
+    (tmp_path / "runs").touch()
+    status, _, err = cli("train", "job.toml")
+    assert status == 2
+    assert err == (
+        "syncline: --out: runs cannot be written (file exists), but the run writes its results"
+        " there. Name another folder.\n"
+    )
+
+
+def test_print_job_shows_every_setting_and_starts_nothing(cli, tmp_path):
+    status, out, err = cli("train", "job.toml", "--ranks", "4", "--print-job")
+    assert (status, err) == (0, "")
+    (tmp_path / "again.toml").write_text(out)
+    assert read_job(tmp_path / "again.toml") == read_job(tmp_path / "job.toml").resolved(4)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ["job.toml", "--set", "run.stesp=3"],
+            "run.stesp: set on the command line, but no such setting exists."
+            " Did you mean run.steps?",
+        ),
+        (["no.toml"], "no.toml: there is no such file, but a job is read from one."),
+        (["job.toml", "--ranks", "0"], "--ranks: got 0, but a world has at least one rank."),
+        (["job.toml", "--set", "model.name=cnnn"], "model.name: got 'cnnn', but"),
+        (["job.toml", "--set", "model.options.dropot=1"], "model.options.dropot: got 1, but"),
+        (["job.toml", "--set", "data.name=digit"], "data.name: got 'digit', but"),
+        (["job.toml", "--set", "data.path=x"], "data.path: got 'x', but it has no effect on"),
+        (["job.toml", "--out", "job.toml"], "--out: job.toml is a file, but a run needs a folder."),
+        (
+            ["job.toml", "--out", "job.toml/x"],
+            "--out: job.toml/x cannot be written (not a directory), but",
+        ),
+        (["job.toml", "--resume"], "--resume: no run folder is named, but a run goes on where"),
+        (
+            ["job.toml", "--resume", "--out", "nowhere"],
+            "--resume: nowhere holds no checkpoint, but a run goes on from its last one.",
+        ),
+        (["job.toml", "--rnks", "2"], "No such option: --rnks"),
+        (["job.toml", "--ranks", "two"], "Invalid value for '--ranks'"),
+        ([], "Missing argument 'JOB.toml'."),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2_and_nothing_is_started(cli, tmp_path, arguments, line):
+    status, out, err = cli("train", *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"syncline: {line}")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+    assert not list(tmp_path.glob("*/pid.*"))
+
+
+def test_debug_shows_where_an_error_came_from(cli):
+    _, _, err = cli("train", "no.toml", "--debug")
+    assert err.startswith("Traceback")
+    assert err.splitlines()[-1].startswith("syncline: no.toml: there is no such file")
+
+
+def test_checking_a_job_does_not_import_torch(cli, tmp_path):
+    program = tmp_path / "check.py"
+    program.write_text(
+        "import sys\n"
+        "from syncline.cli.main import _run\n"
+        "sys.argv = ['syncline', 'train', 'job.toml', '--print-job']\n"
+        "status = _run()\n"
+        "sys.exit(status or 'torch' in sys.modules)\n"
+    )
+    status, _, err = cli("run", "--ranks", "1", "check.py")
+    assert status == 0, err
+
+
+# -- a folder that is there already ----------------------------------------------------------------
+
+
+def test_a_run_is_never_overwritten(cli, tmp_path):
+    assert cli("train", "job.toml", "--out", "mine")[0] == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "mine").iterdir()}
+    status, out, err = cli("train", "job.toml", "--out", "mine")
+    assert (status, out) == (2, "")
+    assert err == (
+        "syncline: --out: mine already holds a run, but runs are not overwritten."
+        " Add --resume to go on with it, or name another folder.\n"
+    )
+    assert {path: path.read_bytes() for path in (tmp_path / "mine").iterdir()} == before
+
+
+def test_a_folder_with_other_things_in_it_is_used(cli, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    assert cli("train", "job.toml", "--out", "mine")[0] == 0
+
+
+def a_run_to_resume(cli, tmp_path):
+    status, _, err = cli("train", "job.toml", "--ranks", "2", "--out", "mine", FAKE="checkpoint")
+    assert status == 1
+    assert err.splitlines()[-1] == (
+        "syncline: to go on from the last checkpoint: syncline train job.toml --out mine --resume"
+    )
+
+
+def test_a_run_goes_on_with_its_shards_on_another_number_of_ranks(cli, tmp_path):
+    a_run_to_resume(cli, tmp_path)
+    status, out, err = cli(
+        "train", "job.toml", "--out", "mine", "--resume", "--ranks", "1", "--json"
+    )
+    assert status == 0, err
+    result = json.loads(out)
+    assert (result["resumed"], result["shards"], result["ranks"]) == (True, 2, 1)
+
+
+def test_a_run_does_not_go_on_as_another_run(cli, tmp_path):
+    a_run_to_resume(cli, tmp_path)
+    before = (tmp_path / "mine" / "job.toml").read_bytes()
+    status, _, err = cli(
+        "train", "job.toml", "--out", "mine", "--resume", "--set", "optimizer.lr=0.1"
+    )
+    assert status == 2
+    assert err == (
+        "syncline: optimizer.lr: got 0.1 to go on with a run that had 0.05, but this would no"
+        " longer be the same run. Set it back, or start a new run in another folder.\n"
+    )
+    assert (tmp_path / "mine" / "job.toml").read_bytes() == before
+
+
+def test_a_run_may_go_on_for_longer(cli, tmp_path):
+    a_run_to_resume(cli, tmp_path)
+    resume = ["--out", "mine", "--resume", "--set", "run.steps=60", "--json"]
+    status, out, err = cli("train", "job.toml", *resume)
+    assert status == 0, err
+    assert json.loads(out)["steps"] == 60
+
+
+def test_an_unfinished_checkpoint_does_not_count(cli, tmp_path):
+    (tmp_path / "mine" / "checkpoints" / ".step-3").mkdir(parents=True)
+    (tmp_path / "mine" / "checkpoints" / "step-3.tmp").mkdir(parents=True)
+    status, _, err = cli("train", "job.toml", "--out", "mine", "--resume")
+    assert status == 2
+    assert "mine holds no checkpoint" in err
+
+
+# -- ranks that fail -------------------------------------------------------------------------------
+
+
+def test_bad_input_found_by_a_rank_is_status_2(cli):
+    status, out, err = cli("train", "job.toml", "--json", FAKE="config")
+    assert (status, out) == (2, "")
+    assert "syncline: rank 0: model.name: got x, but y. Z.\n" in err
+    assert "Traceback" not in err
+
+
+def test_debug_reaches_the_ranks(cli):
+    _, _, err = cli("train", "job.toml", "--debug", FAKE="config")
+    assert "Traceback" in err
+
+
+def test_a_dead_rank_is_named_and_the_status_is_1(cli):
+    status, out, err = cli("train", "job.toml", "--ranks", "2", "--json", FAKE="dies")
+    assert (status, out) == (1, "")
+    assert "syncline: rank 1 was killed by SIGKILL (exit status -9)\n" in err
+    assert "syncline: rank 0: rank 1 died at step 3\n" in err
+    assert "syncline: rank 0 ended with status 1\n" in err
+    assert "Traceback" not in err
+
+
+def test_a_bug_in_a_rank_shows_its_traceback(cli):
+    status, _, err = cli("train", "job.toml", FAKE="bug")
+    assert status == 1
+    assert "syncline: rank 0: ZeroDivisionError: a bug\n" in err
+    assert "Traceback" in err
+
+
+def test_a_result_that_was_not_written_is_an_error(cli):
+    status, out, err = cli("train", "job.toml", "--json", "--out", "mine", FAKE="no summary")
+    assert (status, out) == (1, "")
+    assert "syncline: mine/summary.json is missing or damaged though every rank ended well" in err
+
+
+def test_a_loss_that_is_no_number_is_null_in_json(cli):
+    _, out, _ = cli("train", "job.toml", "--json", FAKE="nan")
+    assert json.loads(out, parse_constant=pytest.fail)["loss"] is None
+
+
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_end_a_run_quietly_and_leave_no_process(cli, tmp_path, sent, status):
+    process = cli.start("train", "job.toml", "--ranks", "2", "--out", "mine", FAKE="hangs")
+    end_s = time.monotonic() + 30
+    files = [tmp_path / "mine" / f"pid.{rank}" for rank in range(2)]
+    while not all(file.exists() and file.read_text() for file in files):
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+    ranks = [int(file.read_text()) for file in files]
+    process.send_signal(sent)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == status
+    assert not any(psutil.pid_exists(pid) for pid in ranks)
+    assert "Traceback" not in err
+    assert f"syncline: stopping ranks 0, 1: {sent.name} was received" in err
+
+
+# -- other launchers -------------------------------------------------------------------------------
+
+TORCHRUN = {
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29400",
+    "TORCHELASTIC_RUN_ID": "here",
+}
+
+
+def as_rank(cli, rank, *arguments, **environ):
+    place = TORCHRUN | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    return cli("train", "job.toml", *arguments, **place, **environ)
+
+
+def test_under_torchrun_the_process_is_the_rank_and_rank_0_prints(cli, tmp_path):
+    status, out, err = as_rank(cli, 0, "--json")
+    assert status == 0, err
+    assert json.loads(out.removeprefix("noise from a rank\n"))["ranks"] == 2
+    status, out, err = as_rank(cli, 1, "--json")
+    assert (status, out, err) == (0, "noise from a rank\n", "")
+    folder = only(tmp_path / "runs")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "job.toml",
+        "pid.0",
+        "pid.1",
+        "summary.json",
+    ]
+
+
+def test_under_torchrun_another_number_of_ranks_is_refused(cli):
+    status, _, err = as_rank(cli, 0, "--ranks", "3")
+    assert status == 2
+    assert err == (
+        "syncline: --ranks: got 3 under torchrun, which started 2, but the launcher decides."
+        " Leave --ranks away.\n"
+    )
+
+
+def test_under_torchrun_a_failing_rank_names_itself(cli):
+    status, _, err = as_rank(cli, 1, FAKE="config")
+    assert (status, err) == (2, "syncline: rank 1: model.name: got x, but y. Z.\n")
+
+
+def test_a_slurm_job_of_one_task_may_start_ranks(cli):
+    slurm = {
+        "SLURM_PROCID": "0",
+        "SLURM_NTASKS": "1",
+        "SLURM_LOCALID": "0",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n1",
+    }
+    status, out, err = cli("train", "job.toml", "--ranks", "2", "--json", **slurm)
+    assert status == 0, err
+    assert json.loads(out)["ranks"] == 2
+
+
+# -- help ------------------------------------------------------------------------------------------
+
+
+def test_help_teaches(cli):
+    status, out, _ = cli("train", "--help")
+    assert status == 0
+    words = ["syncline train examples/digits.toml", "job.toml", "metrics.jsonl", "summary.json"]
+    words += ["checkpoints", "torchrun", *STRATEGIES]
+    for word in words:
+        assert word in out
+
+
+def test_the_flags_of_train_are_these(cli):
+    _, out, _ = cli("train", "--help")
+    options = out[out.index("─ Options") :]
+    listed = {word for word in options.split() if word.startswith("--")}
+    assert listed == {
+        "--ranks",
+        "--set",
+        "--out",
+        "--resume",
+        "--json",
+        "--print-job",
+        "--debug",
+        "--help",
+    }
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_syncline_alone_shows_its_help(cli, arguments):
+    status, out, err = cli(*arguments)
+    assert (status, err) == (0, "")
+    for word in ("train", "run", "key", "syncline train examples/digits.toml --ranks 2"):
+        assert word in out
+
+
+def test_an_unknown_verb_is_one_line(cli):
+    status, out, err = cli("trian")
+    assert (status, out) == (2, "")
+    assert (
+        err == "syncline: No such command 'trian'. Did you mean 'train'? See `syncline --help`.\n"
+    )
+
+
+def test_output_cut_short_by_its_reader_is_no_crash(cli, tmp_path):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "syncline", "train", "job.toml", "--print-job"],
+        cwd=tmp_path,
+        env=cli.environ,
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(write_end)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (1, "")
