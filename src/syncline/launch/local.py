@@ -202,7 +202,7 @@ class _Watch:
         """Do what Ctrl-Z asks: ranks have process groups of their own, the terminal misses them."""
         self._send(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
-        pass
+        self._send(signal.SIGCONT)
 
     def _take_ending(self, received: signal.Signals) -> None:
         self.stopped_by = received

@@ -32,7 +32,7 @@ def end_promptly(last_act: Callable[[], None] | None = None) -> None:
     ending = (signal.SIGTERM, signal.SIGINT)
     for number in ending:
         signal.signal(number, only_wake)
-    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    pass
 
     def watch() -> None:
         while True:
