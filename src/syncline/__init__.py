@@ -33,7 +33,7 @@ _HOMES = {
     "read_job": "syncline.config",
 }
 
-__all__ = sorted([*_HOMES, "__version__"])  # noqa: PLE0604
+__all__ = sorted([*_HOMES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

@@ -9,12 +9,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from syncline.comm.tree import shard_range
 from syncline.errors import ConfigError, UsageError
 from syncline.loader import FlatLoader, ShardedLoader, check_one_shard
 from syncline.replica import Replica
 from syncline.session import current_session, open_session
 from syncline.strategies import STRATEGIES
-from syncline.comm.tree import shard_range
 
 
 def init(

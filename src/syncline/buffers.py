@@ -20,7 +20,9 @@ _STATISTICS = ("running_mean", "running_var")
 class Buffers:
     """The buffers of a model: statistics in flat memory of their own, the others where they are."""
 
-    def __init__(self, model: nn.Module, comm: Communicator, spread: Spread, num_slots: int) -> None:
+    def __init__(
+        self, model: nn.Module, comm: Communicator, spread: Spread, num_slots: int
+    ) -> None:
         self.statistics: Partials | None = None
         self.others: list[torch.Tensor] = []
         self._norms: list[torch.Tensor] = []

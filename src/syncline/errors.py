@@ -52,11 +52,12 @@ class KeyRefused(CommError):
 
 
 class RankFailed(CommError):
-    """A peer is gone. `rank` says which."""
+    """A peer is gone. `rank` says which; `is_logged`, that the log has the message already."""
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(message)
         self.rank = rank
+        self.is_logged = False
 
 
 class RankDied(RankFailed):

@@ -23,7 +23,6 @@ from torch.nn import Parameter
 from syncline.errors import UsageError
 
 
-
 class _Waiters:
     """Finds the wait of a parameter. Keyed by identity: tensors compare elementwise."""
 
@@ -82,9 +81,7 @@ class InFlight(Parameter):
     """A parameter whose new value may not have arrived yet."""
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         _wait_for_all(args)
         _wait_for_all(kwargs.values())

@@ -318,7 +318,6 @@ class Replica:
         spread = Spread.even(comm.size, comm.ranks)
         memory = comm.allocate(size, torch.float32)
         self._flags = Partials([memory], even_cuts(size, comm.size), spread, 1.0)
-        self._flags_written: list[float] = []
 
     def describe(self) -> list[str]:
         """Say what was chosen, for people."""
@@ -524,10 +523,8 @@ class Replica:
     def _write_flags(self) -> None:
         flags = [float(slot.has_gradient) for slot in self._slots]
         flags += [float(self.buffers.has_changed_others), *self._told]
-        if flags != self._flags_written:
-            # Nobody reads the old flags any more: a later collective has returned since.
-            self._lane.submit(self._flags.slots[0].mine.copy_, torch.tensor(flags))
-            self._flags_written = flags
+        # On the lane, in order: by then nobody reads the old flags any more.
+        self._lane.submit(self._flags.slots[0].mine.copy_, torch.tensor(flags))
 
     def _begin_next_step(self) -> None:
         self.step_number += 1

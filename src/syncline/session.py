@@ -81,7 +81,9 @@ class Session:
         assert world.address is not None
         if not dist.is_initialized():
             _choose_interface(world.address)
-            method = f"tcp://{world.address}:{world.port}" if world.launcher == "slurm" else "env://"
+            method = (
+                f"tcp://{world.address}:{world.port}" if world.launcher == "slurm" else "env://"
+            )
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             try:
                 dist.init_process_group(

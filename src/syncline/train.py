@@ -301,9 +301,7 @@ class _Run:
     def _finish_step(self, metrics: TextIO, done: int, step_ends: list[float]) -> float:
         """Report the step before, whose losses have arrived; return its loss."""
         loss = math.fsum(self.replica.losses) / self.shards
-        self.progress.step(
-            done, self.total, loss, self._pace(step_ends), self._exposed(step_ends)
-        )
+        self.progress.step(done, self.total, loss, self._pace(step_ends), self._exposed(step_ends))
         line = {
             "step": done,
             "loss": loss,
@@ -330,7 +328,9 @@ class _Run:
                 rows = np.arange(parts[number], min(parts[number] + EVALUATION_BATCH, num_samples))
                 images, labels = batch_of(self.data.test, rows)
                 scores = self.model(images)
-                results[number, 0] = functional.cross_entropy(scores, labels, reduction="sum").item()
+                results[number, 0] = functional.cross_entropy(
+                    scores, labels, reduction="sum"
+                ).item()
                 results[number, 1] = (scores.argmax(dim=1) == labels).sum().item()
         self.model.train()
         loss, correct = self._sum(torch.from_numpy(results)).sum(dim=0).tolist()

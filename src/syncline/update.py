@@ -42,7 +42,9 @@ def snapshot(optimizer: Optimizer) -> Hyper:
     ]
 
 
-def _clone(optimizer: Optimizer, groups: Sequence[Sequence[torch.Tensor]], hyper: Hyper) -> Optimizer:
+def _clone(
+    optimizer: Optimizer, groups: Sequence[Sequence[torch.Tensor]], hyper: Hyper
+) -> Optimizer:
     """Copy an optimizer for other tensors: same rule and settings, no state, no hooks."""
     clone = copy.copy(optimizer)
     clone.state = defaultdict(dict)
@@ -55,7 +57,9 @@ def _clone(optimizer: Optimizer, groups: Sequence[Sequence[torch.Tensor]], hyper
     return clone
 
 
-def _try(optimizer: Optimizer, tensors: list[torch.Tensor], gradients: list[list[torch.Tensor]]) -> None:
+def _try(
+    optimizer: Optimizer, tensors: list[torch.Tensor], gradients: list[list[torch.Tensor]]
+) -> None:
     """Take steps with a copy of the optimizer, one for each list of gradients."""
     hyper = snapshot(optimizer)[:1]
     clone = _clone(optimizer, [tensors], hyper)

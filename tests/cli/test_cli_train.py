@@ -62,7 +62,7 @@ def test_the_result_is_readable_and_tells_the_run_folder(cli, tmp_path):
     assert status == 0, err
     folder = only(tmp_path / "runs")
     assert folder.name.startswith("job-20")
-    assert f"run folder: runs/{folder.name}\n" in out
+    assert out.splitlines()[-1].split() == ["run", "folder", f"runs/{folder.name}"]
     for piece in ("97.50%", "1,23", "3.1%", "ab" * 32):
         assert piece in out
 
@@ -108,10 +108,18 @@ def test_a_file_where_the_run_folders_go_is_refused(cli, tmp_path):
     (tmp_path / "runs").touch()
     status, _, err = cli("train", "job.toml")
     assert status == 2
-    assert err == (
-        "syncline: --out: runs cannot be written (file exists), but the run writes its results"
-        " there. Name another folder.\n"
+    assert err.startswith("syncline: --out: runs/job-20")
+    assert err.endswith(
+        " cannot be written (not a directory), but the run writes its results there."
+        " Name another folder.\n"
     )
+
+
+def test_a_link_to_nowhere_where_the_run_folders_go_is_refused(cli, tmp_path):
+    (tmp_path / "runs").symlink_to("nowhere")
+    status, _, err = cli("train", "job.toml")
+    assert status == 2
+    assert err.startswith("syncline: --out: runs cannot be written (file exists), but")
 
 
 def test_print_job_shows_every_setting_and_starts_nothing(cli, tmp_path):

@@ -103,7 +103,7 @@ def test_a_bar_shows_step_loss_rate_exposed_communication_and_time_left():
     progress.finish(Result())
     shown = stream.getvalue()
     pieces = ["3 buckets", "step 51/100", "loss 0.5000", "640 samples/s"]
-    pieces += ["25% exposed communication", "10s left", "evaluated at step 51"]
+    pieces += ["25% exposed", "10s left", "evaluated at step 51"]
     for piece in pieces:
         assert piece in shown
 
@@ -145,6 +145,16 @@ def test_time_is_written_the_way_people_read_it(seconds, written):
     assert duration(seconds) == written
 
 
+def test_hash_and_path_stay_whole_in_a_narrow_window():
+    stream = io.StringIO()
+    folder = Path("runs") / ("long-" * 20)
+    print_result({"weights_sha256": "ab" * 32}, folder, Console(file=stream, width=40))
+    assert [line.split()[-1] for line in stream.getvalue().splitlines()] == [
+        "ab" * 32,
+        str(folder),
+    ]
+
+
 def test_a_result_without_accuracy_has_no_such_line():
     stream = io.StringIO()
     summary = {"steps": 3000, "loss": None, "weights_sha256": "ab"}
@@ -153,5 +163,5 @@ def test_a_result_without_accuracy_has_no_such_line():
     assert lines == [
         ["steps", "3,000"],
         ["weights", "(SHA-256)", "ab"],
-        ["run", "folder:", "runs/[x]"],
+        ["run", "folder", "runs/[x]"],
     ]

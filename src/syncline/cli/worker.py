@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from syncline.cli.folder import JOB
 from syncline.cli.output import report, say, show_tracebacks
 from syncline.config import Job, read_job
-from syncline.errors import SynclineError
+from syncline.errors import RankFailed, SynclineError
 from syncline.launch.env import read_world
 from syncline.launch.signals import end_promptly, leave
 from syncline.report.progress import progress_for
@@ -36,6 +36,8 @@ def work(job: Job, folder: Path, *, resume: bool, quiet: bool = False) -> Summar
         summary = train(job, folder, resume, progress)
     except SynclineError as error:
         progress.close()
+        if isinstance(error, RankFailed) and error.is_logged:
+            leave(error.exit_code)
         leave(report(error, who=f"rank {rank}: "))
     except BaseException as error:
         progress.close()

@@ -57,6 +57,7 @@ class ProgressBoard:
         self._map = mmap.mmap(file, local_size * _RECORD.size)
         self._offset = local_rank * _RECORD.size
         self.step = 0
+        self.write("start")
 
     @staticmethod
     def create(local_size: int) -> int:
@@ -265,6 +266,7 @@ class Control:
         self._send_all(Message(gone=rank, how=how, why=sentence), but=source)
         if rank != self.place.rank:
             log.error("rank %d: %s", self.place.rank, sentence)
+            self.failure.is_logged = True
         for callback in callbacks:
             callback(self.failure)
 

@@ -22,7 +22,9 @@ from syncline.errors import CommError
 class Hierarchical:
     """All ranks of a world whose machines have equally many ranks."""
 
-    def __init__(self, inside: SharedMemory, across: Network, machines: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, inside: SharedMemory, across: Network, machines: Sequence[Sequence[int]]
+    ) -> None:
         """`machines[m]` are the world's ranks on machine m, by local rank."""
         self._inside = inside
         self._across = across

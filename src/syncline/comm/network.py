@@ -182,7 +182,10 @@ class Network:
 
     def barrier(self) -> None:
         token = Partials(
-            [Memory(torch.zeros(1, device=self._device))], even_cuts(1, self.size), Spread.even(self.size, range(self.size)), 1.0
+            [Memory(torch.zeros(1, device=self._device))],
+            even_cuts(1, self.size),
+            Spread.even(self.size, range(self.size)),
+            1.0,
         )
         self.all_reduce(token)
 

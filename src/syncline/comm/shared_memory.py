@@ -37,7 +37,9 @@ def is_supported() -> bool:
     return platform.machine() in ("x86_64", "AMD64")
 
 
-def _as_tensor(segment: mmap.mmap, offset: int, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
+def _as_tensor(
+    segment: mmap.mmap, offset: int, num_elements: int, dtype: torch.dtype
+) -> torch.Tensor:
     if num_elements == 0:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(segment, dtype=dtype, count=num_elements, offset=offset)
@@ -60,7 +62,12 @@ class Star:
     def give(self, rank: int, files: Sequence[int]) -> None:
         # The kernel passes at most 253 descriptors in one message.
         for start in range(0, len(files), 250):
-            socket.send_fds(self.links[rank], [b"m"], files[start : start + 250])
+            try:
+                socket.send_fds(self.links[rank], [b"m"], files[start : start + 250])
+            except OSError as error:
+                raise self.control.verdict() or CommError(
+                    f"rank {self.control.place.rank} could not hand memory to rank {rank}: {error}"
+                ) from None
 
     def take(self, num_files: int) -> list[int]:
         (leader, sock), *_ = self.links.items()

@@ -32,7 +32,7 @@ def end_promptly(last_act: Callable[[], None] | None = None) -> None:
     ending = (signal.SIGTERM, signal.SIGINT)
     for number in ending:
         signal.signal(number, only_wake)
-    pass
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
 
     def watch() -> None:
         while True:

@@ -107,7 +107,7 @@ class LineProgress:
         if now_s < self._next_s and step != total:
             return
         self._next_s = now_s + _LINE_EVERY_S
-        figures = _figures(loss, samples_per_s, exposed_communication)
+        figures = _figures(loss, samples_per_s, exposed_communication, "exposed communication")
         left = self._pace.time_left(step, total)
         self.note(f"step {step}/{total}  {figures}" + (f"  {left} left" if left else ""))
 
@@ -165,7 +165,7 @@ class BarProgress:
             self._task,
             completed=step,
             total=total,
-            figures=_figures(loss, samples_per_s, exposed_communication),
+            figures=_figures(loss, samples_per_s, exposed_communication, "exposed"),
             left=f"{left} left" if left else "",
         )
         self._bar.refresh()
@@ -236,9 +236,9 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
 
 
-def _figures(loss: float, samples_per_s: float, exposed_communication: float) -> str:
+def _figures(loss: float, samples_per_s: float, exposed: float, exposed_label: str) -> str:
     rate = f"{samples_per_s:,.0f}" if samples_per_s >= 10 else f"{samples_per_s:.1f}"
-    return f"loss {loss:.4f}  {rate} samples/s  {exposed_communication:.0%} exposed communication"
+    return f"loss {loss:.4f}  {rate} samples/s  {exposed:.0%} {exposed_label}"
 
 
 def _count(number: int, noun: str) -> str:

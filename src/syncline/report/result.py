@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 # What a summary is read for, in this order; further entries are in summary.json.
@@ -23,10 +22,13 @@ _SHOWN: dict[str, tuple[str, Callable[[Any], str]]] = {
 
 def print_result(summary: Mapping[str, Any], folder: Path, console: Console) -> None:
     """Print the figures of a summary that people look for, and the run folder."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for key, (label, written) in _SHOWN.items():
-        if summary.get(key) is not None:
-            table.add_row(Text(label, style="bold"), Text(written(summary[key])))
-    console.print(table)
-    # No wrapping: the path is there to be copied.
-    console.print(Text(f"run folder: {folder}"), soft_wrap=True)
+    rows = {
+        label: written(summary[key])
+        for key, (label, written) in _SHOWN.items()
+        if summary.get(key) is not None
+    }
+    rows["run folder"] = str(folder)
+    width = max(map(len, rows))
+    for label, value in rows.items():
+        # Not a rich table: in a narrow window it cuts the hash and the path, made to be copied.
+        console.print(Text.assemble((f"{label:<{width}}  ", "bold"), value), soft_wrap=True)

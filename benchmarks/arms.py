@@ -1,0 +1,59 @@
+"""What is compared: the workloads, and the arms, each one way to train them.
+
+Plain data, no torch: the parent process that measures stays small. `worker.py` builds what is
+named here, inside the ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A network and its input; `batch` is the samples per rank and step."""
+
+    model: str
+    sample_shape: tuple[int, ...]
+    classes: int
+    batch: int
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+WORKLOADS: dict[str, Workload] = {
+    "mlp": Workload("mlp", (784,), 10, 32, {"hidden": [128]}),
+    "cnn": Workload("cnn", (1, 28, 28), 10, 64),
+    "cd-dnn": Workload("cd-dnn", (429,), 9304, 128),
+    "vgg-a": Workload("vgg-a", (3, 32, 32), 10, 16, {"hidden": [4096, 4096]}),
+    "resnet-18": Workload("resnet-18", (3, 32, 32), 10, 16),
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train; a method may have several arms, of which the best one counts."""
+
+    method: str
+    bucket_mb: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.method if self.bucket_mb is None else f"{self.method} {self.bucket_mb} MB"
+
+    @property
+    def is_synchronised(self) -> bool:
+        return self.method != "local"
+
+
+ARMS: tuple[Arm, ...] = (
+    Arm("ddp", 1),
+    Arm("ddp", 5),
+    Arm("ddp", 25),
+    Arm("ddp", 100),
+    Arm("ddp_zero", 25),
+    Arm("fsdp2"),
+    Arm("syncline"),
+    Arm("local"),
+)
+METHODS: tuple[str, ...] = tuple(dict.fromkeys(arm.method for arm in ARMS))

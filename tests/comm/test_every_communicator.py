@@ -1,0 +1,244 @@
+"""The promises that every communicator keeps. A new one joins by a line in WORLDS."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+
+import syncline
+from ranks import run_ranks
+from syncline.comm.base import Memory, Partials, Strips, even_cuts, exchange_bytes
+from syncline.comm.tree import Spread, plan_leaves, shard_range, split
+from syncline.session import current_session
+
+pytestmark = pytest.mark.processes
+
+WORLDS = {
+    "alone": (1, 1, "auto"),
+    "shared memory, 2 ranks": (2, 1, "auto"),
+    "shared memory, 3 ranks": (3, 1, "auto"),
+    "shared memory, 5 ranks": (5, 1, "auto"),
+    "network, 2 ranks": (2, 1, "network"),
+    "network, 3 ranks": (3, 1, "network"),
+    "2 machines with 2 ranks": (4, 2, "auto"),
+    "3 machines with 2 ranks": (6, 3, "auto"),
+}
+
+every_communicator = pytest.mark.parametrize("world", sorted(WORLDS))
+
+
+def in_world(world, work):
+    """Run work(comm) on every rank of a world."""
+    size, machines, kind = WORLDS[world]
+
+    def on_rank():
+        syncline.init(comm=kind)
+        return work(current_session().comm)
+
+    return run_ranks(size, on_rank, machines=machines)
+
+
+def leaf(shard: int, num_elements: int) -> torch.Tensor:
+    """The contribution of a shard: numbers whose sum depends on the order."""
+    generator = torch.Generator().manual_seed(shard)
+    return torch.randn(num_elements, generator=generator) * 10.0 ** (shard % 4)
+
+
+def tree_sum(node, num_elements):
+    if node[1] - node[0] == 1:
+        return leaf(node[0], num_elements)
+    left, right = split(node)
+    return tree_sum(left, num_elements) + tree_sum(right, num_elements)
+
+
+def make_partials(comm, shards, num_elements, cuts=None) -> Partials:
+    """Fill a rank's slots with the partial sums of its shards."""
+    spread = Spread.even(shards, comm.ranks)
+    num_slots = max(plan_leaves(nodes)[1] for nodes in spread.nodes)
+    slots = [comm.allocate(num_elements, torch.float32) for _ in range(num_slots)]
+    for slot, node in zip(slots, spread.nodes[comm.position], strict=False):
+        slot.mine.copy_(tree_sum(node, num_elements))
+    return Partials(slots, cuts or even_cuts(num_elements, comm.size), spread, 1 / shards)
+
+
+def bits(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
+
+
+def expected(shards, num_elements):
+    return tree_sum((0, shards), num_elements) * (1 / shards)
+
+
+@every_communicator
+@pytest.mark.parametrize("more_shards", [0, 1, 5])
+def test_reduce_scatter_gives_each_rank_its_strip_of_the_tree_sum(world, more_shards):
+    shards = WORLDS[world][0] + more_shards
+
+    def work(comm):
+        partials = make_partials(comm, shards, 1000)
+        results = []
+        for _ in range(2):
+            comm.reduce_scatter(partials)
+            mine = partials.strip(comm.position)
+            results.append(bits(mine))
+            comm.barrier()
+            for slot, node in zip(
+                partials.slots, partials.spread.nodes[comm.position], strict=False
+            ):
+                slot.mine.copy_(tree_sum(node, 1000))
+            comm.barrier()
+        low, high = partials.cuts[comm.position : comm.position + 2]
+        return results, [low, high]
+
+    whole = expected(shards, 1000)
+    covered = []
+    for results, (low, high) in in_world(world, work):
+        assert results == [bits(whole[low:high])] * 2
+        covered += range(low, high)
+    assert sorted(covered) == list(range(1000))
+
+
+@every_communicator
+def test_strips_may_be_empty(world):
+    size = WORLDS[world][0]
+
+    def work(comm):
+        cuts = (0,) * comm.size + (10,)  # the last position owns everything
+        partials = make_partials(comm, size, 10, cuts)
+        comm.reduce_scatter(partials)
+        return comm.position, bits(partials.strip(comm.position))
+
+    whole = expected(size, 10)
+    for position, found in in_world(world, work):
+        assert found == bits(whole if position == size - 1 else torch.empty(0))
+
+
+@every_communicator
+@pytest.mark.parametrize("num_elements", [1, 7, 40_000])
+def test_all_reduce_gives_everybody_the_tree_sum(world, num_elements):
+    size = WORLDS[world][0]
+
+    def work(comm):
+        partials = make_partials(comm, size + 2, num_elements)
+        comm.all_reduce(partials)
+        return bits(partials.result)
+
+    assert in_world(world, work) == [bits(expected(size + 2, num_elements))] * size
+
+
+@every_communicator
+def test_reduce_gives_the_root_the_tree_sum(world):
+    size = WORLDS[world][0]
+
+    def work(comm):
+        root = comm.size - 1
+        partials = make_partials(comm, size, 999)
+        comm.reduce(partials, root)
+        found = bits(partials.slots[0].mine) if comm.position == root else None
+        comm.barrier()
+        return found
+
+    found = [answer for answer in in_world(world, work) if answer is not None]
+    assert found == [bits(expected(size, 999))]
+
+
+@every_communicator
+@pytest.mark.parametrize("is_common", [True, False])
+def test_all_gather_gives_everybody_every_strip(world, is_common):
+    size = WORLDS[world][0]
+
+    def work(comm):
+        allocate = comm.allocate_common if is_common else comm.allocate
+        memory = allocate(100, torch.float32)
+        strips = Strips(memory, even_cuts(100, comm.size))
+        sums = []
+        for turn in range(3):
+            strips.mine(comm.position).fill_(10.0 * turn + comm.position + 1)
+            comm.all_gather(strips)
+            sums.append(memory.mine.tolist())
+            comm.barrier()
+        return sums
+
+    cuts = even_cuts(100, size)
+    for sums in in_world(world, work):
+        for turn, found in enumerate(sums):
+            want = [
+                10.0 * turn + position + 1
+                for position in range(size)
+                for _ in range(cuts[position], cuts[position + 1])
+            ]
+            assert found == want
+
+
+@every_communicator
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_broadcast_copies_any_tensor_from_any_root(world, dtype):
+    def work(comm):
+        found = []
+        for root in range(comm.size):
+            tensor = torch.zeros(3, 5, dtype=dtype)
+            if comm.position == root:
+                tensor += torch.ones(3, 5, dtype=dtype)
+            comm.broadcast(tensor, root)
+            found.append(bool((tensor == 1).all()))
+        scalar = torch.tensor(float(comm.position))
+        comm.broadcast(scalar, comm.size - 1)
+        return found, scalar.item()
+
+    size = WORLDS[world][0]
+    assert in_world(world, work) == [[[True] * size, size - 1.0]] * size
+
+
+@every_communicator
+def test_messages_of_any_length_reach_everybody(world):
+    def work(comm):
+        mine = bytes([comm.position]) * (comm.position * 1000)
+        return [len(m) for m in exchange_bytes(comm, mine)], comm.position
+
+    size = WORLDS[world][0]
+    for lengths, _ in in_world(world, work):
+        assert lengths == [1000 * position for position in range(size)]
+
+
+@every_communicator
+def test_ranks_and_positions_name_the_whole_world(world):
+    def work(comm):
+        return comm.ranks[comm.position], list(comm.ranks), comm.size
+
+    size = WORLDS[world][0]
+    answers = in_world(world, work)
+    assert [mine for mine, _, _ in answers] == list(range(size))
+    assert all(sorted(ranks) == list(range(size)) for _, ranks, _ in answers)
+
+
+@every_communicator
+def test_a_subgroup_sums_among_its_ranks_only(world):
+    size, machines, _ = WORLDS[world]
+    local_size = size // machines
+    # One rank from each machine, or on one machine all but the last rank.
+    ranks = (
+        [m * local_size for m in range(machines)] if machines > 1 else list(range(max(1, size - 1)))
+    )
+
+    def work(comm):
+        group = comm.subgroup(ranks)
+        if group is None:
+            return None
+        partials = make_partials(group, group.size, 50)
+        group.all_reduce(partials)
+        memory = group.allocate_common(4, torch.float32)
+        assert isinstance(memory, Memory)
+        return bits(partials.result), list(group.ranks)
+
+    answers = in_world(world, work)
+    for rank, answer in enumerate(answers):
+        if rank in ranks:
+            assert answer == [bits(expected(len(ranks), 50)), ranks]
+        else:
+            assert answer is None
+
+
+def test_shards_lie_side_by_side_on_a_machine():
+    assert [shard_range(6, 4, rank) for rank in range(4)] == [(0, 2), (2, 4), (4, 5), (5, 6)]
