@@ -228,8 +228,9 @@ def goals_table(rows: Sequence[dict[str, Any]]) -> Table:
     for row in rows:
         sign = "at least" if row["figure"] == "speed" else "at most"
         measured = "not measured" if row["measured"] is None else f"{row['measured']:.3f}"
+        where = f"{row['workload']}, {row['num_ranks']} ranks"
         view.add_row(
-            f"{row['workload']}, {row['num_ranks']} ranks: {row['figure']} against {row['against']}",
+            f"{where}: {row['figure']} against {row['against']}",
             f"{sign} {row['bound']:.2f}",
             measured,
             "yes" if row["is_met"] else "NO",

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-Work = tuple[Callable[..., None], tuple[Any, ...]]
+Work = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class Lane:
@@ -52,7 +52,7 @@ class Lane:
         if self.failure is not None:
             raise self.failure
 
-    def submit(self, function: Callable[..., None], *args: Any) -> None:
+    def submit(self, function: Callable[..., Any], *args: Any) -> None:
         if self._thread is None:
             self._inline.append((function, args))
         else:

@@ -41,16 +41,31 @@ class _Waiters:
 waiters = _Waiters()
 
 
+_GRAD: Any = torch.Tensor.grad
+"""The descriptor behind `.grad`: reads and writes it whatever the parameter's class."""
+
+
 def raw_grad(parameter: torch.Tensor) -> torch.Tensor | None:
     """Read `.grad` whatever the parameter's class."""
     with torch._C.DisableTorchFunctionSubclass():
-        return torch.Tensor.grad.__get__(parameter)  # type: ignore[attr-defined]
+        gradient: torch.Tensor | None = _GRAD.__get__(parameter)
+    return gradient
 
 
 def drop_grad(parameter: torch.Tensor) -> None:
     """Set `.grad = None` whatever the parameter's class."""
     with torch._C.DisableTorchFunctionSubclass():
-        torch.Tensor.grad.__set__(parameter, None)  # type: ignore[attr-defined]
+        _GRAD.__set__(parameter, None)
+
+
+_VERSION: Any = torch.Tensor._version
+
+
+def version_of(parameter: torch.Tensor) -> int:
+    """Read the parameter's version counter without waiting for its value."""
+    with torch._C.DisableTorchFunctionSubclass():
+        version: int = _VERSION.__get__(parameter)
+    return version
 
 
 class GradientTaken(Parameter):
@@ -95,7 +110,7 @@ class InFlight(Parameter):
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
         with torch._C.DisableTorchFunctionSubclass():
-            torch.Tensor.grad.__set__(self, value)  # type: ignore[attr-defined]
+            _GRAD.__set__(self, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
         waiters.wait(self)

@@ -43,7 +43,15 @@ from syncline.comm.control import Control
 from syncline.comm.tree import LeafPlan, Spread, plan_leaves, shard_range
 from syncline.errors import UsageError
 from syncline.lane import Lane
-from syncline.parameters import GradientTaken, InFlight, become, drop_grad, raw_grad, waiters
+from syncline.parameters import (
+    GradientTaken,
+    InFlight,
+    become,
+    drop_grad,
+    raw_grad,
+    version_of,
+    waiters,
+)
 from syncline.perf.trace import Recorder
 from syncline.update import Reach, StripUpdate, find_reach, snapshot
 
@@ -115,9 +123,11 @@ class Replica:
 
         self._broadcast_start()
         self.buffers = Buffers(model, comm, self.spread, self._num_slots)
-        self._versions = [slot.parameter._version for slot in self._slots]
+        self._versions = [version_of(slot.parameter) for slot in self._slots]
         self._handles = [*self._hook_parameters(), *self._hook_modules(), *self._hook_optimizer()]
         lane.wake_on_failure(self._wake)
+        for slot in self._slots:
+            become(slot.parameter, InFlight)  # the first touch tells the order of use
 
     # Set-up.
 
@@ -175,7 +185,6 @@ class Replica:
     def _hook_parameters(self) -> Iterator[Any]:
         for slot in self._slots:
             waiters.set(slot.parameter, self._make_wait(slot))
-            become(slot.parameter, InFlight)  # the first touch tells the order of use
             hook = self._make_hook(slot)
             yield slot.parameter.register_post_accumulate_grad_hook(hook)
 
@@ -472,32 +481,28 @@ class Replica:
         self._finish_backward()
         self._write_flags()
         hyper = snapshot(self.optimizer)
-        parameters = [slot.parameter for slot in self._slots]
         self._lane.submit(self._run_step_entered, self.step_number)
         for bucket in self.buckets:
             bucket.ready.clear()
             bucket.is_in_flight = True
             self._lane.submit(self._run_before_use, bucket, hyper)
         self._begin_next_step()
-        if self.overlap:
-            torch.autograd.graph.increment_version(parameters)
-            for slot in self._slots:
-                become(slot.parameter, InFlight)
-        else:
+        if not self.overlap:
             started = time.perf_counter()
             self._lane.drain()
             self.waited_s += time.perf_counter() - started
-            torch.autograd.graph.increment_version(parameters)
             for bucket in self.buckets:
                 bucket.is_in_flight = False
-            for slot in self._slots:
-                become(slot.parameter, Parameter)
+        # Writes by the lane or another rank raise no version counter by themselves.
+        torch.autograd.graph.increment_version([slot.parameter for slot in self._slots])
         self._note_versions()
+        for slot in self._slots:
+            become(slot.parameter, InFlight if self.overlap else Parameter)
         return result
 
     def _check_unchanged(self) -> None:
         for slot, version in zip(self._slots, self._versions, strict=True):
-            if slot.parameter._version != version and not self._private_parameters:
+            if version_of(slot.parameter) != version and not self._private_parameters:
                 raise UsageError(
                     f"parameter {slot.name} was changed in place outside the optimizer, but the "
                     "ranks of a machine share one copy: each rank's change would add to the "
@@ -518,7 +523,7 @@ class Replica:
             )
 
     def _note_versions(self) -> None:
-        self._versions = [slot.parameter._version for slot in self._slots]
+        self._versions = [version_of(slot.parameter) for slot in self._slots]
 
     def _write_flags(self) -> None:
         flags = [float(slot.has_gradient) for slot in self._slots]

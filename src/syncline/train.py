@@ -8,6 +8,7 @@ killed and resumed gives those of one that was not.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 import math
@@ -110,9 +111,8 @@ def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> torch.opti
     chosen = settings.resolved()
     common: dict[str, Any] = {"lr": chosen.lr, "weight_decay": chosen.weight_decay}
     if chosen.name == "sgd":
-        return torch.optim.SGD(
-            model.parameters(), momentum=chosen.momentum, nesterov=chosen.nesterov, **common
-        )
+        common |= {"momentum": chosen.momentum, "nesterov": chosen.nesterov}
+        return torch.optim.SGD(model.parameters(), **common)
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[chosen.name]
     return kind(model.parameters(), betas=chosen.betas, **common)
 
@@ -167,6 +167,7 @@ class _Run:
         self.model = build_model(job, self.data)
         self.optimizer = build_optimizer(job.optimizer, self.model)
         self._order = (-1, torch.empty(0, dtype=torch.int64))
+        self._saved: checkpoint.Checkpoint | None = None
 
     def go(self, resume: bool) -> Summary:
         start = self._load(resume)
@@ -195,7 +196,6 @@ class _Run:
 
     def _load(self, resume: bool) -> int:
         """Load the newest checkpoint into the model; return the step to go on with."""
-        self._saved: checkpoint.Checkpoint | None = None
         if not resume:
             return 0
         path = checkpoint.newest(self.out / "checkpoints")
@@ -250,7 +250,7 @@ class _Run:
         if self.total > start:
             loss = self._finish_step(metrics, self.total, step_ends)
         test_loss, accuracy = self._evaluate(self.total)
-        gaps = [b - a for a, b in zip(step_ends, step_ends[1:], strict=False)]
+        gaps = [end - start for start, end in itertools.pairwise(step_ends)]
         summary = Summary(
             steps=self.total,
             samples_per_s=self._pace(step_ends),

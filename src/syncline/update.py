@@ -4,8 +4,9 @@ A shallow copy of the optimizer gets the strip's pieces as its parameters and ke
 them alone: each rank holds 1/N of it. Hyper-parameters are those that the user's optimizer had on
 entering `step()`, so that a scheduler's next move cannot race the comm lane.
 
-Pieces are one per parameter. Where the optimizer is elementwise and not fused they are cut further,
-at whole blocks, to what a core's cache holds: the several passes of an update then read memory once.
+Pieces are one per parameter. Where the optimizer is elementwise and not fused they are cut
+further, at whole blocks, to what a core's cache holds: the several passes of an update then read
+memory once.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -58,7 +59,8 @@ class Network:
         what: str,
     ) -> None:
         """Send to and receive from positions, everything at once, and wait for all of it."""
-        calls = [(dist.irecv, peer, tensor) for peer, tensor in receives if tensor.numel()]
+        calls: list[tuple[Any, int, torch.Tensor]] = []
+        calls += [(dist.irecv, peer, tensor) for peer, tensor in receives if tensor.numel()]
         calls += [(dist.isend, peer, tensor) for peer, tensor in sends if tensor.numel()]
         try:
             if self._is_batched:
@@ -66,7 +68,7 @@ class Network:
                     dist.P2POp(call, tensor, self.ranks[peer], self._group)
                     for call, peer, tensor in calls
                 ]
-                works = dist.batch_isend_irecv(ops) if ops else []
+                works: list[Any] = dist.batch_isend_irecv(ops) if ops else []
             else:
                 works = [
                     call(tensor, self.ranks[peer], group=self._group)
