@@ -79,7 +79,7 @@ def build_syncline(model: nn.Module, arm: Arm) -> Training:
 
     syncline.init(threads=1)
     optimizer = SGD(model.parameters(), **SGD_SETTINGS)
-    return Training(model, optimizer)
+    replica = syncline.distribute(model, optimizer)
     return Training(model, optimizer, replica.synchronize)
 
 

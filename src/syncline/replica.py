@@ -375,6 +375,11 @@ class Replica:
 
     def _take(self, slot: Slot, gradient: torch.Tensor | None) -> None:
         """Move a gradient into flat memory and add it to the rank's partial sums."""
+        assert slot.bucket is not None
+        if slot.bucket.is_in_flight:
+            # No forward has read this bucket since the last step, so nobody has waited for it:
+            # its last update may still be reading the gradient.
+            self._await(slot.bucket)
         plan = self._leaves[self._shard]
         target = slot.gradients[plan.slot]
         if gradient is not None:
@@ -388,7 +393,6 @@ class Replica:
         for into, from_ in plan.merges:
             slot.gradients[into].add_(slot.gradients[from_])
         slot.is_taken = True
-        assert slot.bucket is not None
         slot.bucket.untaken -= 1
 
     def _send_ready(self) -> None:
@@ -587,7 +591,8 @@ class Replica:
         self._lane.check()
         bucket.is_in_flight = False
         for slot in bucket.slots:
-            become(slot.parameter, Parameter)
+            if type(slot.parameter) is InFlight:
+                become(slot.parameter, Parameter)
 
     def _wake(self) -> None:
         for bucket in self.buckets:
