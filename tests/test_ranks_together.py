@@ -1,0 +1,320 @@
+"""Rules that only show with several ranks: when memory may be written, who has a gradient."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from ranks import RankError, run_ranks
+from torch import nn
+
+import syncline
+from syncline.bucket import Bucket
+from syncline.checkpoint import digest_of
+from syncline.perf.trace import Recorder
+from syncline.strategies import STRATEGIES, Synchronous
+
+pytestmark = pytest.mark.processes
+
+
+def make(hidden=64, **settings):
+    rank = syncline.init()
+    torch.manual_seed(rank)  # ranks start differently: distribute must make them equal
+    model = nn.Sequential(nn.Linear(8, hidden), nn.Tanh(), nn.Linear(hidden, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    return rank, model, optimizer, syncline.distribute(model, optimizer, **settings)
+
+
+def backward(model, rank, step):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    model(torch.randn(5, 8, generator=generator)).square().mean().backward()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_shared_parameters_stay_until_every_rank_has_entered_the_step(overlap):
+    def work():
+        rank, model, optimizer, replica = make(overlap=overlap)
+        backward(model, rank, 0)
+        optimizer.step()
+        replica.synchronize()
+        backward(model, rank, 1)
+        before = [p.detach().clone() for p in model.parameters()]
+        if rank == 1:
+            time.sleep(0.3)  # rank 0 is in its step by now; this rank may still read parameters
+            unchanged = all(
+                torch.equal(p.detach(), old)
+                for p, old in zip(model.parameters(), before, strict=True)
+            )
+        optimizer.step()
+        replica.synchronize()
+        return unchanged if rank == 1 else None
+
+    assert run_ranks(2, work)[1] is True
+
+
+def test_ranks_start_from_rank_0_s_parameters_and_buffers():
+    def work():
+        rank = syncline.init()
+        torch.manual_seed(rank)
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        model[1].running_mean += rank
+        model[0].bias.requires_grad_(False)
+        syncline.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        return digest_of(model.state_dict())
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    assert run_ranks(3, work) == [digest_of(model.state_dict())] * 3
+
+
+def test_a_gradient_on_any_rank_counts_and_none_on_all_leaves_a_parameter_alone():
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.branches = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+
+        def forward(self, x, branch):
+            return self.branches[branch](x)
+
+    def work():
+        rank = syncline.init()
+        torch.manual_seed(0)
+        model = Branches()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
+        syncline.distribute(model, optimizer, overlap=True)
+        start = {name: value.clone() for name, value in model.state_dict().items()}
+        for step in range(3):
+            # Rank 0 always uses branch 0; rank 1 uses 0, then 1; nobody uses 2.
+            model(torch.ones(2, 4), rank if step else 0).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        end = model.state_dict()
+        changed = {name: not torch.equal(start[name], end[name]) for name in start}
+        return changed, digest_of(end)
+
+    (changed, digest), (_, other) = run_ranks(2, work)
+    assert digest == other
+    assert changed == {
+        "branches.0.weight": True,
+        "branches.0.bias": True,
+        "branches.1.weight": True,
+        "branches.1.bias": True,
+        "branches.2.weight": False,
+        "branches.2.bias": False,
+    }
+
+
+def test_other_buffers_are_those_of_shard_0():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.register_buffer("seen", torch.zeros(()))
+            self.register_buffer("constant", torch.arange(3))
+
+        def forward(self, x):
+            if self.training:
+                self.seen += x.mean()
+            return self.layer(x)
+
+    def work():
+        rank = syncline.init()
+        torch.manual_seed(0)
+        model = Counting()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        syncline.distribute(model, optimizer)
+        for _ in range(3):
+            model(torch.full((2, 4), float(rank + 1))).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model.state_dict()["seen"].item()
+
+    assert run_ranks(2, work) == [3.0, 3.0]
+
+
+def test_overlap_is_real_reduces_in_backward_and_gathers_in_forward():
+    """From a recorded trace: reduces start before backward ends, gathers end after forward began."""
+
+    def work():
+        rank = syncline.init()
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(512, 512) for _ in range(8)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        replica = syncline.distribute(model, optimizer, overlap=True, bucket_bytes=1 << 20)
+        x = torch.randn(256, 512)
+        spans = []
+        for step in range(6):
+            if step == 1:
+                replica.recorder = Recorder(rank)
+            begin = time.perf_counter()
+            loss = model(x).square().mean()
+            turn = time.perf_counter()
+            loss.backward()
+            end = time.perf_counter()
+            optimizer.step()
+            spans.append((begin, turn, end))
+        replica.synchronize()
+        tasks = replica.recorder.tasks
+        reduces = sum(
+            any(turn < task.start_s and task.end_s < end for _, turn, end in spans)
+            for task in tasks
+            if task.kind == "reduce"
+        )
+        gathers = sum(
+            any(begin < task.end_s < turn for begin, turn, _ in spans)
+            for task in tasks
+            if task.kind == "gather"
+        )
+        order = [task.bucket for task in tasks if task.kind == "reduce" and task.step == 2]
+        return reduces, gathers, order, len(replica.buckets)
+
+    for reduces, gathers, order, num_buckets in run_ranks(2, work):
+        assert order == list(reversed(range(num_buckets)))
+        assert reduces >= 5, "reduces should run inside backward"
+        assert gathers >= 5, "gathers should run inside the next forward"
+
+
+def test_without_overlap_nothing_runs_beside_forward_and_backward():
+    def work():
+        rank, model, optimizer, replica = make(overlap=False)
+        replica.recorder = Recorder(rank)
+        spans = []
+        for step in range(3):
+            begin = time.perf_counter()
+            backward(model, rank, step)
+            spans.append((begin, time.perf_counter()))
+            optimizer.step()
+        return sum(
+            begin < task.end_s and task.start_s < end
+            for task in replica.recorder.tasks
+            for begin, end in spans
+        )
+
+    assert run_ranks(2, work) == [0, 0]
+
+
+def test_each_rank_holds_its_share_of_the_optimizer_state():
+    def work():
+        rank, model, optimizer, replica = make(hidden=4096)
+        backward(model, rank, 0)
+        optimizer.step()
+        replica.synchronize()
+        return sum(
+            value.numel()
+            for bucket in replica.buckets
+            for _, tensor, _ in bucket._update.pieces
+            for value in bucket._update.state_of(tensor).values()
+        )
+
+    held = run_ranks(4, work)
+    total = 8 * 4096 + 4096 + 4096 * 4 + 4
+    assert sum(held) == total
+    assert max(held) < 0.3 * total
+
+
+def test_the_whole_optimizer_state_is_the_same_on_every_rank_and_refused_on_one():
+    def work():
+        rank, model, optimizer, replica = make()
+        for step in range(2):
+            backward(model, rank, step)
+            optimizer.step()
+        state = syncline.optimizer_state(model)
+        with pytest.raises(syncline.errors.UsageError, match="optimizer_state"):
+            optimizer.state_dict()
+        shapes = {name: list(values["momentum_buffer"].shape) for name, values in state.items()}
+        return digest_of({n: v["momentum_buffer"] for n, v in state.items()}), shapes
+
+    answers = run_ranks(3, work)
+    assert len({digest for digest, _ in answers}) == 1
+    assert answers[0][1] == {"0.weight": [64, 8], "0.bias": [64], "2.weight": [4, 64], "2.bias": [4]}
+
+
+def test_uneven_numbers_of_steps_are_named_not_waited_for():
+    def work():
+        rank, model, optimizer, _ = make()
+        for step in range(3 if rank == 0 else 2):
+            backward(model, rank, step)
+            optimizer.step()
+
+    with pytest.raises(RankError, match="rank 1 ended its run in good order"):
+        run_ranks(2, work)
+
+
+def test_a_rank_that_raises_tells_the_others_why():
+    def work():
+        rank, model, optimizer, _ = make()
+        backward(model, rank, 0)
+        optimizer.step()
+        if rank == 1:
+            raise ValueError("no such file: cats.png")
+        try:
+            for step in range(1, 100):
+                backward(model, rank, step)
+                optimizer.step()
+        except syncline.errors.RankDied as error:
+            return str(error)
+
+    from ranks import collect, start_ranks
+
+    answers = collect(*start_ranks(3, work))
+    for rank in (0, 2):
+        text = answers[rank]["result"]
+        assert text.startswith("rank 1 failed at step")
+        assert "ValueError: no such file: cats.png" in text
+
+
+def test_more_ranks_than_shards_is_refused_before_anything_starts():
+    def work():
+        syncline.init()
+        model = nn.Linear(2, 2)
+        with pytest.raises(syncline.errors.ConfigError) as caught:
+            syncline.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=2)
+        return str(caught.value)
+
+    assert run_ranks(3, work) == [
+        "strategy.shards: got 2 with 3 ranks, but each rank needs a shard. Use at least 3 shards, "
+        "or at most 2 ranks."
+    ] * 3
+
+
+def test_a_step_with_shards_left_out_is_refused():
+    def work():
+        rank, model, optimizer, _ = make(shards=4)
+        backward(model, rank, 0)
+        with pytest.raises(syncline.errors.UsageError, match="1 of this rank's 2 shards"):
+            optimizer.step()
+
+    run_ranks(2, work)
+
+
+def test_every_strategy_is_a_new_file_not_a_change():
+    """A strategy made up here, registered by one line, trains."""
+
+    class Local(Synchronous):
+        """No exchange of gradients at all: each rank its own model."""
+
+        def start(self, replica, comm):
+            from syncline.comm.alone import Alone
+
+            replica.lay_out(Alone(comm.ranks[comm.position]))
+
+        def gradient_ready(self, bucket: Bucket):
+            pass
+
+        def step_entered(self, step):
+            pass
+
+        def before_use(self, bucket):
+            bucket.update_strip()
+
+    def work():
+        STRATEGIES["local"] = Local
+        rank, model, optimizer, _ = make(strategy="local")
+        for step in range(3):
+            backward(model, rank, step)
+            optimizer.step()
+        return digest_of(model.state_dict())
+
+    first, second = run_ranks(2, work)
+    assert first != second
