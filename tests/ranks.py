@@ -7,6 +7,7 @@ has torch loaded takes milliseconds; starting a fresh one takes seconds.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import secrets
@@ -20,6 +21,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+HANGS_S = 40.0
+"""A rank that runs this long says where it is, for whoever reads the log."""
 
 
 class RankError(AssertionError):
@@ -53,6 +57,7 @@ def _child(work: Callable[[], Any], env: dict[str, str], out: int) -> None:
     status = 1
     try:
         os.environ.update(env)
+        faulthandler.dump_traceback_later(HANGS_S, file=sys.__stderr__)
         torch.set_num_threads(1)
         result = {"result": work()}
         from syncline.session import close_session

@@ -6,10 +6,10 @@ import time
 
 import pytest
 import torch
-from ranks import RankError, run_ranks
 from torch import nn
 
 import syncline
+from ranks import RankError, run_ranks
 from syncline.bucket import Bucket
 from syncline.checkpoint import digest_of
 from syncline.perf.trace import Recorder
@@ -134,7 +134,7 @@ def test_other_buffers_are_those_of_shard_0():
 
 
 def test_overlap_is_real_reduces_in_backward_and_gathers_in_forward():
-    """From a recorded trace: reduces start before backward ends, gathers end after forward began."""
+    """From a recorded trace: reduces run inside backward, gathers inside the next forward."""
 
     def work():
         rank = syncline.init()
@@ -203,8 +203,9 @@ def test_each_rank_holds_its_share_of_the_optimizer_state():
         return sum(
             value.numel()
             for bucket in replica.buckets
-            for _, tensor, _ in bucket._update.pieces
-            for value in bucket._update.state_of(tensor).values()
+            for slot in bucket.slots
+            for _, _, state in bucket._update.held_of(slot)
+            for value in state.values()
         )
 
     held = run_ranks(4, work)
@@ -215,7 +216,7 @@ def test_each_rank_holds_its_share_of_the_optimizer_state():
 
 def test_the_whole_optimizer_state_is_the_same_on_every_rank_and_refused_on_one():
     def work():
-        rank, model, optimizer, replica = make()
+        rank, model, optimizer, _ = make()
         for step in range(2):
             backward(model, rank, step)
             optimizer.step()
@@ -227,7 +228,12 @@ def test_the_whole_optimizer_state_is_the_same_on_every_rank_and_refused_on_one(
 
     answers = run_ranks(3, work)
     assert len({digest for digest, _ in answers}) == 1
-    assert answers[0][1] == {"0.weight": [64, 8], "0.bias": [64], "2.weight": [4, 64], "2.bias": [4]}
+    assert answers[0][1] == {
+        "0.weight": [64, 8],
+        "0.bias": [64],
+        "2.weight": [4, 64],
+        "2.bias": [4],
+    }
 
 
 def test_uneven_numbers_of_steps_are_named_not_waited_for():
@@ -272,10 +278,14 @@ def test_more_ranks_than_shards_is_refused_before_anything_starts():
             syncline.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), shards=2)
         return str(caught.value)
 
-    assert run_ranks(3, work) == [
-        "strategy.shards: got 2 with 3 ranks, but each rank needs a shard. Use at least 3 shards, "
-        "or at most 2 ranks."
-    ] * 3
+    assert (
+        run_ranks(3, work)
+        == [
+            "strategy.shards: got 2 with 3 ranks, but each rank needs a shard. "
+            "Use at least 3 shards, or at most 2 ranks."
+        ]
+        * 3
+    )
 
 
 def test_a_step_with_shards_left_out_is_refused():

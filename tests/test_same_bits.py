@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import run_ranks
 from torch import nn
 from torch.nn import functional
 
 import syncline
+from ranks import run_ranks
 from syncline import models
 from syncline.checkpoint import digest_of
 from syncline.loader import epoch_order, reseed

@@ -45,9 +45,10 @@ class Slot:
     has_gradient: bool = False
     """Whether any shard of this step delivered one."""
 
-    @property
-    def num_elements(self) -> int:
-        return self.parameter.numel()
+    num_elements: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_elements = self.parameter.numel()
 
 
 @dataclass(eq=False)
@@ -73,6 +74,18 @@ class Bucket:
     @property
     def size_bytes(self) -> int:
         return self.num_elements * self.dtype.itemsize
+
+
+@dataclass(eq=False)
+class Step:
+    """What belongs to a step as a whole and to no bucket."""
+
+    number: int
+    flags: Partials
+    """Small numbers, summed over ranks: which parameters have a gradient, whether buffers changed,
+    the shards' losses."""
+    statistics: Partials | None
+    """Running statistics of norm layers, averaged over shards."""
 
 
 def choose_bucket_bytes(total_bytes: int) -> int:

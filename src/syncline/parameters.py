@@ -47,6 +47,8 @@ _GRAD: Any = torch.Tensor.grad
 
 def raw_grad(parameter: torch.Tensor) -> torch.Tensor | None:
     """Read `.grad` whatever the parameter's class."""
+    if type(parameter) is Parameter:
+        return parameter.grad
     with torch._C.DisableTorchFunctionSubclass():
         gradient: torch.Tensor | None = _GRAD.__get__(parameter)
     return gradient
@@ -54,6 +56,9 @@ def raw_grad(parameter: torch.Tensor) -> torch.Tensor | None:
 
 def drop_grad(parameter: torch.Tensor) -> None:
     """Set `.grad = None` whatever the parameter's class."""
+    if type(parameter) is Parameter:
+        parameter.grad = None
+        return
     with torch._C.DisableTorchFunctionSubclass():
         _GRAD.__set__(parameter, None)
 
@@ -63,6 +68,8 @@ _VERSION: Any = torch.Tensor._version
 
 def version_of(parameter: torch.Tensor) -> int:
     """Read the parameter's version counter without waiting for its value."""
+    if type(parameter) is not InFlight:
+        return parameter._version
     with torch._C.DisableTorchFunctionSubclass():
         version: int = _VERSION.__get__(parameter)
     return version

@@ -31,6 +31,7 @@ from syncline.bucket import (
     BLOCK_ELEMENTS,
     Bucket,
     Slot,
+    Step,
     choose_bucket_bytes,
     cut_buckets,
     cut_strips,
@@ -107,7 +108,10 @@ class Replica:
         self.reach = find_reach(optimizer)
         total_bytes = sum(s.num_elements * s.parameter.dtype.itemsize for s in self._slots)
         self.overlap = total_bytes >= INLINE_BYTES if overlap is None else overlap
-        self.bucket_bytes = bucket_bytes or choose_bucket_bytes(total_bytes)
+        # Without overlap several buckets would only mean several meetings.
+        self.bucket_bytes = bucket_bytes or (
+            choose_bucket_bytes(total_bytes) if self.overlap else max(2 * total_bytes, 1)
+        )
 
         self.spread = Spread.even(self.shards, comm.ranks)
         self.my_shards = range(
@@ -120,11 +124,13 @@ class Replica:
         self._is_shard_closed = False
         self._is_sent = False
         self._told = [0.0] * self.shards
+        self._without: frozenset[int] = frozenset()
 
         self._broadcast_start()
         self.buffers = Buffers(model, comm, self.spread, self._num_slots)
         self._versions = [version_of(slot.parameter) for slot in self._slots]
-        self._handles = [*self._hook_parameters(), *self._hook_modules(), *self._hook_optimizer()]
+        self._handles = [*self._hook_parameters(), *self._hook_state(), *self._hook_optimizer()]
+        self._use_handles = list(self._hook_modules())
         lane.wake_on_failure(self._wake)
         for slot in self._slots:
             become(slot.parameter, InFlight)  # the first touch tells the order of use
@@ -216,7 +222,9 @@ class Replica:
                 keeps_buffers = any(True for _ in module.buffers(recurse=False))
                 if slots or keeps_buffers:
                     yield module.register_forward_pre_hook(self._make_pre_hook(slots))
-        root = compiled or self.model
+
+    def _hook_state(self) -> Iterator[Any]:
+        root = getattr(self.model, "_orig_mod", self.model)
         yield root.register_state_dict_pre_hook(lambda *_: self.synchronize())
         yield root.register_load_state_dict_pre_hook(lambda *_: self.synchronize())
         yield root.register_load_state_dict_post_hook(lambda *_: self._note_versions())
@@ -275,6 +283,11 @@ class Replica:
             self._pending_state = None
         else:
             self._adopt_optimizer_state()
+        if not self.overlap:
+            # Parameters are up to date when step() returns: nothing to wait for.
+            for handle in self._use_handles:
+                handle.remove()
+            self._use_handles = []
         for line in self.describe():
             log.info("%s", line)
 
@@ -294,7 +307,7 @@ class Replica:
             slots = [
                 comm.allocate(bucket.num_elements, bucket.dtype) for _ in range(self._num_slots)
             ]
-            inside = self.reach is Reach.ELEMENT
+            inside = self.reach is not Reach.PARAMETER
             cuts = cut_strips(bucket, comm.size, inside_parameters=inside)
             bucket.parameters = Strips(memory, cuts)
             bucket.gradient = Partials(slots, cuts, self.spread, 1.0 / self.shards)
@@ -326,6 +339,7 @@ class Replica:
         size = len(self._slots) + 1 + self.shards
         spread = Spread.even(comm.size, comm.ranks)
         memory = comm.allocate(size, torch.float32)
+        self._flags_view = memory.mine.numpy()
         self._flags = Partials([memory], even_cuts(size, comm.size), spread, 1.0)
 
     def describe(self) -> list[str]:
@@ -365,11 +379,13 @@ class Replica:
                     "gradient, which cannot be sent to other ranks. Compute second derivatives "
                     "with torch.autograd.grad and call backward() without it."
                 )
-            become(slot.parameter, GradientTaken)
             if slot.fired >= slot.expected and self._is_built:
                 self._take(slot, gradient)
+                become(slot.parameter, GradientTaken)
                 if self.overlap and self._shard == self.my_shards[-1]:
                     self._send_ready()
+            else:
+                become(slot.parameter, GradientTaken)
 
         return gradient_arrived
 
@@ -455,10 +471,22 @@ class Replica:
         for bucket in self.buckets:
             bucket.untaken = len(bucket.slots)
 
+    def _publish(self) -> None:
+        self._lay_out_comm.publish(self._flags)
+        if self.buffers.statistics is not None:
+            self._lay_out_comm.publish(self.buffers.statistics)
+
     def _finish_backward(self) -> None:
         """Close the last shard and send every bucket that is not on its way yet."""
         if self._is_sent:
             return
+        self._close_backward()
+        self._send_ready()
+        assert self._next_send == len(self._send_order)
+        self._is_sent = True
+
+    def _close_backward(self) -> None:
+        """Close the last shard; refuse a step whose shards are not all done."""
         if self._shard != self.my_shards[-1]:
             raise UsageError(
                 f"step() came after {self._shard - self.my_shards[0] + 1} of this rank's "
@@ -466,9 +494,6 @@ class Replica:
                 "ranks, loop over `for step in syncline.shards(loader)` and its shards."
             )
         self._close_shard()
-        self._send_ready()
-        assert self._next_send == len(self._send_order)
-        self._is_sent = True
 
     # Step.
 
@@ -482,8 +507,15 @@ class Replica:
             result = (args[:1], {"closure": lambda: loss})
         self._lane.check()
         self._check_unchanged()
-        self._finish_backward()
-        self._write_flags()
+        if self.overlap:
+            self._finish_backward()
+            self._write_flags()
+        else:
+            # Nothing is on its way yet, so the small sums can travel with the gradients.
+            self._close_backward()
+            self._write_flags()
+            self._lane.submit(self._publish)
+            self._finish_backward()
         hyper = snapshot(self.optimizer)
         self._lane.submit(self._run_step_entered, self.step_number)
         for bucket in self.buckets:
@@ -533,7 +565,7 @@ class Replica:
         flags = [float(slot.has_gradient) for slot in self._slots]
         flags += [float(self.buffers.has_changed_others), *self._told]
         # On the lane, in order: by then nobody reads the old flags any more.
-        self._lane.submit(self._flags.slots[0].mine.copy_, torch.tensor(flags))
+        self._lane.submit(self._flags_view.__setitem__, slice(None), flags)
 
     def _begin_next_step(self) -> None:
         self.step_number += 1
@@ -559,15 +591,15 @@ class Replica:
             self.recorder.add("comm", "reduce", bucket.index, bucket.step, started)
 
     def _run_step_entered(self, number: int) -> None:
-        from syncline.strategies.base import Step
-
         self._note("step")
         self.strategy.step_entered(Step(number, self._flags, self.buffers.statistics))
         num_slots = len(self._slots)
         flags = self._flags.result[: num_slots + 1].tolist()
         without = frozenset(number for number in range(num_slots) if not flags[number])
-        for bucket in self.buckets:
-            bucket._update.leave_out(without)  # type: ignore[attr-defined]
+        if without != self._without:
+            self._without = without
+            for bucket in self.buckets:
+                bucket._update.leave_out(without)  # type: ignore[attr-defined]
         self.buffers.end_step(self._lay_out_comm, flags[num_slots] > 0)
 
     def _run_before_use(self, bucket: Bucket, hyper: list[dict[str, Any]]) -> None:
@@ -713,7 +745,7 @@ class Replica:
     def detach(self) -> None:
         """Take the hooks off; the model keeps its parameters, in memory of its own."""
         self.synchronize()
-        for handle in self._handles:
+        for handle in [*self._handles, *self._use_handles]:
             handle.remove()
         for slot in self._slots:
             become(slot.parameter, Parameter)

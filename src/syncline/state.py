@@ -16,15 +16,13 @@ from syncline.update import flatten_like
 class _Entry(msgspec.Struct):
     """What one owner holds of one state value of one piece."""
 
-    bucket: int
-    piece: int
     name: str
     start: int
     stop: int
     key: str
-    dtype: str
-    is_spread: bool
-    """Whether the value has the piece's shape; otherwise it belongs to the parameter as a whole."""
+    dtype: str = ""
+    is_spread: bool = False
+    """Whether the value has a number for each element; otherwise it is the parameter's own."""
     plain: Any = None
     shape: list[int] = []
 
@@ -33,20 +31,21 @@ def _held(bucket: Bucket) -> list[tuple[_Entry, torch.Tensor | None]]:
     """List what this rank's strip of a bucket holds, in a fixed order."""
     found: list[tuple[_Entry, torch.Tensor | None]] = []
     update: Any = bucket._update
-    for number, (piece, tensor, _) in enumerate(update.pieces):
-        slot = piece.slot
-        for key, value in sorted(update.state_of(tensor).items()):
-            start, stop = piece.start - slot.offset, piece.stop - slot.offset
-            entry = _Entry(bucket.index, number, slot.name, start, stop, key, "", False)
-            if not isinstance(value, torch.Tensor):
-                entry.plain = value
-                found.append((entry, None))
-                continue
-            entry.dtype = str(value.dtype).removeprefix("torch.")
-            entry.is_spread = value.shape == tensor.shape
-            entry.shape = list(value.shape)
-            flat = flatten_like(tensor, value) if entry.is_spread else value.reshape(-1)
-            found.append((entry, flat.contiguous()))
+    for slot in bucket.slots:
+        for first, last, state in update.held_of(slot):
+            start, stop = first - slot.offset, last - slot.offset
+            for key, value in sorted(state.items()):
+                entry = _Entry(slot.name, start, stop, key)
+                if not isinstance(value, torch.Tensor):
+                    entry.plain = value
+                    found.append((entry, None))
+                    continue
+                entry.dtype = str(value.dtype).removeprefix("torch.")
+                entry.shape = list(value.shape)
+                entry.is_spread = value.dim() > 0 and value.numel() == stop - start
+                is_whole = value.shape == slot.parameter.shape
+                flat = flatten_like(slot.parameter, value) if is_whole else value.reshape(-1)
+                found.append((entry, flat.contiguous()))
     return found
 
 

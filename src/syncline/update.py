@@ -4,16 +4,19 @@ A shallow copy of the optimizer gets the strip's pieces as its parameters and ke
 them alone: each rank holds 1/N of it. Hyper-parameters are those that the user's optimizer had on
 entering `step()`, so that a scheduler's next move cannot race the comm lane.
 
-Pieces are one per parameter. Where the optimizer is elementwise and not fused they are cut
-further, at whole blocks, to what a core's cache holds: the several passes of an update then read
-memory once.
+Where the optimizer is elementwise, a strip is updated in runs that do not stop at parameters, and
+are cut, at whole blocks, to what a core's cache holds: few calls, and the several passes of an
+update read memory once. Optimizers whose bits depend on where a tensor ends (fused ones) get one
+piece per parameter.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -33,6 +36,7 @@ class Reach(Enum):
     """How far an optimizer looks when it updates one number."""
 
     ELEMENT = "each element by itself"
+    PIECE = "each element, in pieces of one parameter"
     PARAMETER = "each parameter as a whole"
 
 
@@ -99,12 +103,40 @@ def find_reach(optimizer: Optimizer) -> Reach:
             "Syncline spreads parameters over ranks. Use one that treats each parameter alone, "
             "such as SGD or AdamW."
         )
-    parts = [part.clone() for part in start.view(-1).split(512)]
+    if not _equal_in_parts(optimizer, start, gradients, whole, cut=512):
+        return Reach.PARAMETER
+    # Lengths that end inside a vector register: does the last element still get the same bits?
+    # Fused kernels have been seen to differ there now and then, so they are not tried.
+    is_fused = any(group.get("fused") for group in optimizer.param_groups)
+    seamless = not is_fused and _equal_in_parts(optimizer, start, gradients, whole, cut=37)
+    return Reach.ELEMENT if seamless else Reach.PIECE
+
+
+def _equal_in_parts(
+    optimizer: Optimizer,
+    start: torch.Tensor,
+    gradients: list[torch.Tensor],
+    whole: torch.Tensor,
+    cut: int,
+) -> bool:
+    parts = [part.clone() for part in start.view(-1).split(cut)]
     try:
-        _try(optimizer, parts, [list(gradient.view(-1).split(512)) for gradient in gradients])
+        _try(optimizer, parts, [list(gradient.view(-1).split(cut)) for gradient in gradients])
     except Exception:
-        return Reach.PARAMETER  # Muon, for one, refuses anything but matrices
-    return Reach.ELEMENT if torch.equal(torch.cat(parts), whole.view(-1)) else Reach.PARAMETER
+        return False  # Muon, for one, refuses anything but matrices
+    return torch.equal(torch.cat(parts), whole.view(-1))
+
+
+@dataclass(eq=False)
+class Run:
+    """A stretch of a strip that is updated in one go, and the parameters' pieces in it."""
+
+    start: int
+    stop: int
+    tensor: torch.Tensor
+    gradient: torch.Tensor
+    group: int
+    pieces: list[Piece]
 
 
 class StripUpdate:
@@ -119,64 +151,150 @@ class StripUpdate:
         reach: Reach,
         group_of: Callable[[Slot], int],
     ) -> None:
-        self.pieces: list[tuple[Piece, torch.Tensor, torch.Tensor]] = []
-        parameters, gradients = bucket.parameters.memory.mine, bucket.gradient.slots[0].mine
-        hyper = snapshot(optimizer)
-        groups: list[list[torch.Tensor]] = [[] for _ in hyper]
-        for piece in pieces_of(bucket, start, stop):
-            settings = hyper[group_of(piece.slot)]
-            one_piece = settings.get("fused") or settings.get("foreach")
-            length = piece.stop - piece.start if one_piece else CACHE_ELEMENTS
-            if reach is Reach.PARAMETER:
-                tensor = view_of(parameters, piece.slot).detach()
-                self.pieces.append((piece, tensor, view_of(gradients, piece.slot)))
-                groups[group_of(piece.slot)].append(tensor)
-                continue
-            for first in range(piece.start, piece.stop, length):
-                last = min(first + length, piece.stop)
-                part = Piece(piece.slot, first, last)
-                tensor = parameters[first:last].detach()
-                self.pieces.append((part, tensor, gradients[first:last]))
-                groups[group_of(piece.slot)].append(tensor)
-        for _, tensor, gradient in self.pieces:
-            tensor.grad = gradient
-        self._optimizer = _clone(optimizer, groups, hyper)
-        self.hyper = hyper
+        self._bucket = bucket
+        self._reach = reach
+        self._group_of = group_of
+        self.hyper = snapshot(optimizer)
+        self.runs = self._cut(list(pieces_of(bucket, start, stop)), merge=reach is Reach.ELEMENT)
+        self._is_merged = any(len(run.pieces) > 1 for run in self.runs)
         self._without: frozenset[int] = frozenset()
+        groups: list[list[torch.Tensor]] = [[] for _ in self.hyper]
+        for run in self.runs:
+            groups[run.group].append(run.tensor)
+        self._optimizer = _clone(optimizer, groups, self.hyper)
+        # The bare rule: hooks and profiling ranges belong to the user's own call of step().
+        self._step = inspect.unwrap(type(optimizer).step)
+
+    def _cut(self, pieces: list[Piece], *, merge: bool) -> list[Run]:
+        """Cut the strip into runs; with `merge` they go on over the ends of parameters."""
+        if self._reach is Reach.PARAMETER:
+            return [self._run_of([piece], piece.start, piece.stop) for piece in pieces]
+        runs: list[Run] = []
+        stretch: list[Piece] = []
+        for piece in pieces:
+            settings = self.hyper[self._group_of(piece.slot)]
+            is_whole = bool(settings.get("fused") or settings.get("foreach"))
+            if stretch and (
+                not merge or self._group_of(piece.slot) != self._group_of(stretch[0].slot)
+            ):
+                runs += self._cut_stretch(stretch, is_whole=is_whole)
+                stretch = []
+            stretch.append(piece)
+        if stretch:
+            settings = self.hyper[self._group_of(stretch[0].slot)]
+            is_whole = bool(settings.get("fused") or settings.get("foreach"))
+            runs += self._cut_stretch(stretch, is_whole=is_whole)
+        return runs
+
+    def _cut_stretch(self, stretch: list[Piece], *, is_whole: bool) -> list[Run]:
+        first, last = stretch[0].start, stretch[-1].stop
+        length = last - first if is_whole else CACHE_ELEMENTS
+        runs = []
+        for start in range(first, last, length):
+            stop = min(start + length, last)
+            inside = [
+                Piece(piece.slot, max(piece.start, start), min(piece.stop, stop))
+                for piece in stretch
+                if piece.start < stop and start < piece.stop
+            ]
+            runs.append(self._run_of(inside, start, stop))
+        return runs
+
+    def _run_of(self, pieces: list[Piece], start: int, stop: int) -> Run:
+        parameters = self._bucket.parameters.memory.mine
+        gradients = self._bucket.gradient.slots[0].mine
+        slot = pieces[0].slot
+        if self._reach is Reach.PARAMETER:
+            tensor, gradient = view_of(parameters, slot).detach(), view_of(gradients, slot)
+        else:
+            tensor, gradient = parameters[start:stop].detach(), gradients[start:stop]
+        tensor.grad = gradient
+        return Run(start, stop, tensor, gradient, self._group_of(slot), pieces)
 
     def leave_out(self, numbers: frozenset[int]) -> None:
         """Do not touch these parameters in the next update: no rank has a gradient for them."""
         if numbers == self._without:
             return
         self._without = numbers
-        for piece, tensor, gradient in self.pieces:
-            tensor.grad = None if piece.slot.number in numbers else gradient
+        if self._is_merged:
+            self._separate()
+        for run in self.runs:
+            is_left_out = run.pieces[0].slot.number in numbers
+            run.tensor.grad = None if is_left_out else run.gradient
+
+    def _separate(self) -> None:
+        """From now on stop at the ends of parameters: they no longer all take every step."""
+        states = {piece.slot.name: piece.slot for run in self.runs for piece in run.pieces}
+        held = {name: list(self.held_of(slot)) for name, slot in states.items()}
+        pieces = list(
+            pieces_of(self._bucket, self.runs[0].start, self.runs[-1].stop) if self.runs else []
+        )
+        self.runs = self._cut(pieces, merge=False)
+        self._is_merged = False
+        self._optimizer.state = defaultdict(dict)
+        for group in self._optimizer.param_groups:
+            group["params"] = []
+        for run in self.runs:
+            self._optimizer.param_groups[run.group]["params"].append(run.tensor)
+            slot = run.pieces[0].slot
+            for start, stop, state in held[slot.name]:
+                first, last = max(start, run.start), min(stop, run.stop)
+                if first < last:
+                    mine = self._optimizer.state[run.tensor]
+                    for key, value in state.items():
+                        if _is_spread(value, stop - start):
+                            whole = mine.setdefault(key, torch.empty_like(run.tensor))
+                            whole[first - run.start : last - run.start] = value[
+                                first - start : last - start
+                            ]
+                        else:
+                            mine[key] = copy.deepcopy(value)
+
+    def held_of(self, slot: Slot) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        """Yield what is held of a parameter: first and last element in the bucket, and state."""
+        for run in self.runs:
+            for piece in run.pieces:
+                if piece.slot is not slot or run.tensor not in self._optimizer.state:
+                    continue
+                state = {}
+                for key, value in self._optimizer.state[run.tensor].items():
+                    if self._reach is not Reach.PARAMETER and _is_spread(
+                        value, run.stop - run.start
+                    ):
+                        value = value[piece.start - run.start : piece.stop - run.start]
+                    state[key] = value
+                yield piece.start, piece.stop, state
 
     def run(self) -> None:
-        if self.pieces:
+        if self.runs:
             for group, settings in zip(self._optimizer.param_groups, self.hyper, strict=True):
                 group.update(settings)
-            self._optimizer.step()
-
-    def state_of(self, tensor: torch.Tensor) -> dict[str, Any]:
-        state: dict[str, Any] = self._optimizer.state[tensor]
-        return state
+            with torch.no_grad():
+                self._step(self._optimizer)
 
     def load_state(self, slot: Slot, state: dict[str, Any]) -> None:
         """Take this strip's part of a parameter's whole state."""
-        for piece, tensor, _ in self.pieces:
-            if piece.slot is not slot:
-                continue
-            mine = self._optimizer.state[tensor]
-            for key, value in state.items():
-                if isinstance(value, torch.Tensor) and value.shape == slot.parameter.shape:
+        for run in self.runs:
+            for piece in run.pieces:
+                if piece.slot is not slot:
+                    continue
+                mine = self._optimizer.state[run.tensor]
+                for key, value in state.items():
+                    if not isinstance(value, torch.Tensor) or value.shape != slot.parameter.shape:
+                        mine[key] = copy.deepcopy(value)
+                        continue
+                    if self._reach is Reach.PARAMETER:
+                        mine[key] = value.clone()
+                        continue
                     flat = flatten_like(slot.parameter, value)
+                    whole = mine.setdefault(key, torch.zeros_like(run.tensor, dtype=value.dtype))
                     part = flat[piece.start - slot.offset : piece.stop - slot.offset]
-                    mine[key] = part.clone().view(tensor.shape)
-                elif isinstance(value, torch.Tensor):
-                    mine[key] = value.clone()
-                else:
-                    mine[key] = copy.deepcopy(value)
+                    whole[piece.start - run.start : piece.stop - run.start] = part
+
+
+def _is_spread(value: Any, num_elements: int) -> bool:
+    """Say whether a state value has a number for each element."""
+    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.numel() == num_elements
 
 
 def flatten_like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,9 @@ class Alone:
     def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
         return Memory(torch.zeros(num_elements, dtype=dtype), is_common=True)
 
+    def publish(self, partials: Partials) -> None:
+        pass
+
     def reduce_scatter(self, partials: Partials) -> None:
         if partials.plan is None:
             nodes = partials.spread.nodes[0]

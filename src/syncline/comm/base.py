@@ -62,6 +62,8 @@ class Partials:
     scale: float
     plan: Any = field(default=None, repr=False)
     result: torch.Tensor = field(init=False, repr=False)
+    told_by: int | None = None
+    """The collective with which peers hear that the slots are filled, if they were published."""
 
     def __post_init__(self) -> None:
         self.result = self.slots[0].mine
@@ -92,6 +94,12 @@ class Communicator(Protocol):
 
     def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
         """Return zeroed memory that the ranks of one machine share. Every rank calls it."""
+
+    def publish(self, partials: Partials) -> None:
+        """Say that the slots are filled, for an `all_reduce` some collectives later.
+
+        The next collective tells the peers, so that the `all_reduce` itself need not meet them.
+        """
 
     def reduce_scatter(self, partials: Partials) -> None:
         """Sum along the tree; this rank's strip of slot 0 holds the result."""

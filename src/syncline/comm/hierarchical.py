@@ -103,6 +103,9 @@ class Hierarchical:
 
         return run
 
+    def publish(self, partials: Partials) -> None:
+        pass
+
     def reduce_scatter(self, partials: Partials) -> None:
         if partials.plan is None:
             partials.plan = self._prepare(partials)

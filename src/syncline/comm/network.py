@@ -133,6 +133,9 @@ class Network:
 
         return run
 
+    def publish(self, partials: Partials) -> None:
+        pass
+
     def reduce_scatter(self, partials: Partials) -> None:
         if partials.plan is None:
             nodes = partials.spread.nodes

@@ -2,8 +2,9 @@
 
 The machine's leader makes each segment as a memfd and hands it over a Unix socket: no name, so it
 vanishes with the last process, also after kill -9. A collective is a rendezvous: every rank
-writes the number of its collective on a board and rings its peers' doorbells (eventfd); who waits
-sleeps in poll(2). The order of collectives is the same on every rank, so one number is enough.
+writes the number of its collective on a board; the last to come rings the doorbells (eventfd) of
+the others, who sleep in poll(2). The order of collectives is the same on every rank, so one number
+is enough.
 
 Publishing a number after the data relies on stores becoming visible in order, which x86-64
 guarantees; `is_supported` says no elsewhere.
@@ -16,6 +17,7 @@ import os
 import platform
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -210,6 +212,7 @@ class SharedMemory:
         self._board = memoryview(star.segment(self.size * _LINE_BYTES)).cast("q")
         self._words = [position * (_LINE_BYTES // 8) for position in range(self.size)]
         self._count = 0
+        self._fence = threading.Lock()
         self._scratch: Memory | None = None
 
     @classmethod
@@ -217,15 +220,17 @@ class SharedMemory:
         """Make the communicator of all ranks of a machine. Every rank calls it."""
         return cls(machine, machine.local_ranks, machine.star)
 
-    def _arrive(self) -> None:
+    def _rendezvous(self, what: str) -> None:
+        """Wait until every rank has come as far as this one; the last to come wakes the others."""
         self._count += 1
-        self._board[self._words[self.position]] = self._count
-        self._machine.ring(self._others)
-
-    def _wait(self, what: str) -> None:
-        """Wait until every rank has come as far as this one."""
         board, count = self._board, self._count
+        board[self._words[self.position]] = count
+        # Taking a lock is a full memory barrier: of two ranks that come at the same time at least
+        # one sees the other, so at least one knows that all have come.
+        with self._fence:
+            pass
         if all(board[word] >= count for word in self._words):
+            self._machine.ring(self._others)
             return
         started = time.monotonic()
         while True:
@@ -235,10 +240,6 @@ class SharedMemory:
                 return
             waited_s = time.monotonic() - started
             self._control.check_waiting_for([self.ranks[at] for at in late], waited_s, what)
-
-    def _rendezvous(self, what: str) -> None:
-        self._arrive()
-        self._wait(what)
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
         each_bytes = _round_up(num_elements * dtype.itemsize)
@@ -252,6 +253,9 @@ class SharedMemory:
     def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
         segment = self._star.segment(num_elements * dtype.itemsize)
         return Memory(_as_tensor(segment, 0, num_elements, dtype), is_common=True)
+
+    def publish(self, partials: Partials) -> None:
+        partials.told_by = self._count + 1
 
     def reduce_scatter(self, partials: Partials) -> None:
         if partials.plan is None:
@@ -292,7 +296,9 @@ class SharedMemory:
             partials.result = torch.empty_like(whole.mine)
             everything = Partials(partials.slots, uncut, partials.spread, partials.scale)
             partials.plan = self.prepare(everything, 0, partials.result)
-        self._rendezvous("all_reduce")
+        told_by, partials.told_by = partials.told_by, None
+        if told_by is None or told_by > self._count:
+            self._rendezvous("all_reduce")
         partials.plan()
 
     def reduce(self, partials: Partials, root: int) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from syncline.strategies.base import Step, Strategy
+from syncline.bucket import Step
+from syncline.strategies.base import Strategy
 from syncline.strategies.synchronous import Synchronous
 
 STRATEGIES: dict[str, Callable[[], Strategy]] = {

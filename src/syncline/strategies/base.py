@@ -7,28 +7,15 @@ code runs, over which wires and on which clock is somebody else's business.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from syncline.bucket import Bucket
-from syncline.comm.base import Communicator, Partials
+from syncline.bucket import Bucket, Step
+from syncline.comm.base import Communicator
 
 if TYPE_CHECKING:
     from syncline.replica import Replica
-
-
-@dataclass(eq=False)
-class Step:
-    """What belongs to a step as a whole and to no bucket."""
-
-    number: int
-    flags: Partials
-    """Small numbers, summed over ranks: which parameters have a gradient, whether buffers changed,
-    the shards' losses."""
-    statistics: Partials | None
-    """Running statistics of norm layers, averaged over shards."""
 
 
 class Strategy(Protocol):

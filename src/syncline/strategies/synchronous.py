@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import torch
 
-from syncline.bucket import Bucket
+from syncline.bucket import Bucket, Step
 from syncline.comm.base import Communicator
 from syncline.errors import ConfigError
 from syncline.replica import Replica
-from syncline.strategies.base import Step
 
 
 class Synchronous:
