@@ -124,6 +124,7 @@ class Replica:
         self._is_shard_closed = False
         self._is_sent = False
         self._told = [0.0] * self.shards
+        self._scale = 1.0 / self.shards
         self._without: frozenset[int] = frozenset()
 
         self._broadcast_start()
@@ -310,7 +311,7 @@ class Replica:
             inside = self.reach is not Reach.PARAMETER
             cuts = cut_strips(bucket, comm.size, inside_parameters=inside)
             bucket.parameters = Strips(memory, cuts)
-            bucket.gradient = Partials(slots, cuts, self.spread, 1.0 / self.shards)
+            bucket.gradient = Partials(slots, cuts, self.spread, 1.0)
             writes = not memory.is_common or comm.size == 1 or self._writes_common(comm)
             for slot in bucket.slots:
                 slot.gradients = [view_of(each.mine, slot) for each in slots]
@@ -400,10 +401,13 @@ class Replica:
         target = slot.gradients[plan.slot]
         if gradient is not None:
             drop_grad(slot.parameter)
-            if plan.fresh:
+            # The mean's 1/S goes in here, where the gradient is copied anyway: no pass of its own.
+            if self._scale == 1.0 and plan.fresh:
                 target.copy_(gradient)
+            elif plan.fresh:
+                torch.mul(gradient, self._scale, out=target)
             else:
-                target.add_(gradient)
+                target.add_(gradient * self._scale)
         elif plan.fresh:
             target.zero_()
         for into, from_ in plan.merges:

@@ -30,6 +30,7 @@ from syncline.comm.tree import Spread, shard_range
 from syncline.config import Job, OptimizerSettings
 from syncline.data import DataSet, Split
 from syncline.errors import ConfigError
+from syncline.launch.env import World, read_world
 from syncline.loader import epoch_order, reseed
 from syncline.replica import Replica
 from syncline.report.progress import Progress
@@ -76,9 +77,12 @@ def train(job: Job, out: Path, resume: bool, progress: Progress) -> Summary:
     summary.json.
     """
     torch.set_num_threads(job.run.threads)
-    session = open_session(job.strategy.comm, job.run.silent_s, job.run.hung_s)
+    world = read_world()
+    # Everything that can be refused is looked at before this rank meets the others.
+    run = _Run(job, world, out, progress, resume)
+    session = open_session(job.strategy.comm, job.run.silent_s, job.run.hung_s, world)
     try:
-        summary = _Run(job, session, out, progress).go(resume)
+        summary = run.go(session)
     except BaseException as error:
         fail_session(error)
         raise
@@ -145,12 +149,15 @@ def batch_of(split: Split, indices: np.ndarray[Any, Any]) -> tuple[torch.Tensor,
 class _Run:
     """One rank's run."""
 
-    def __init__(self, job: Job, session: Session, out: Path, progress: Progress) -> None:
-        self.job = job = job.resolved(session.world.size)
-        self.session = session
+    session: Session
+    replica: Replica
+
+    def __init__(self, job: Job, world: World, out: Path, progress: Progress, resume: bool) -> None:
+        self.job = job = job.resolved(world.size)
+        self.world = world
         self.out = out
         self.progress = progress
-        self.is_first = session.world.rank == 0
+        self.is_first = world.rank == 0
         self.data = load_data(job)
         self.batch = job.data.batch
         assert job.strategy.shards is not None
@@ -167,10 +174,10 @@ class _Run:
         self.model = build_model(job, self.data)
         self.optimizer = build_optimizer(job.optimizer, self.model)
         self._order = (-1, torch.empty(0, dtype=torch.int64))
-        self._saved: checkpoint.Checkpoint | None = None
+        self._saved = self._load() if resume else None
 
-    def go(self, resume: bool) -> Summary:
-        start = self._load(resume)
+    def go(self, session: Session) -> Summary:
+        self.session = session
         settings = self.job.strategy
         self.replica = Replica(
             self.model,
@@ -183,21 +190,21 @@ class _Run:
             bucket_bytes=None if settings.bucket_bytes == "auto" else settings.bucket_bytes,
             overlap=None if settings.overlap == "auto" else settings.overlap,
         )
+        start = 0
         if self._saved is not None:
+            start = self._saved.step
             self.replica.load_optimizer_state(self._saved.optimizer)
             self.replica.strategy.load_state(self._saved.strategy)
             self.replica.step_number = start
-        self._saved = None
+            self._saved = None
         if self.is_first:
             self.out.mkdir(parents=True, exist_ok=True)
             keep_metrics_until(self.out / "metrics.jsonl", start)
         with open(self.out / "metrics.jsonl" if self.is_first else "/dev/null", "a") as metrics:
             return self._loop(start, metrics)
 
-    def _load(self, resume: bool) -> int:
-        """Load the newest checkpoint into the model; return the step to go on with."""
-        if not resume:
-            return 0
+    def _load(self) -> checkpoint.Checkpoint:
+        """Load the newest checkpoint, its model into ours; refuse one of another job."""
         path = checkpoint.newest(self.out / "checkpoints")
         if path is None:
             raise ConfigError(
@@ -206,10 +213,10 @@ class _Run:
                 "a run resumes from one",
                 "Start without --resume.",
             )
-        self._saved = checkpoint.load(path)
-        checkpoint.check_same_job(path, self._saved.job.resolved(), self.job)
-        self.model.load_state_dict(self._saved.model)
-        return self._saved.step
+        saved = checkpoint.load(path)
+        checkpoint.check_same_job(path, saved.job.resolved(), self.job)
+        self.model.load_state_dict(saved.model)
+        return saved
 
     def _loop(self, start: int, metrics: TextIO) -> Summary:
         job, replica = self.job, self.replica
@@ -260,7 +267,7 @@ class _Run:
             accuracy=accuracy,
             exposed_communication=self._exposed(step_ends),
             weights_sha256=checkpoint.digest_of(self.model.state_dict()),
-            ranks=self.session.world.size,
+            ranks=self.world.size,
             shards=self.shards,
             communicator=self.session.comm.name,
             num_parameters=sum(p.numel() for p in self.model.parameters()),
@@ -320,7 +327,7 @@ class _Run:
         self._note("evaluate")
         num_samples = len(self.data.test)
         parts = range(0, num_samples, EVALUATION_BATCH)
-        world = self.session.world
+        world = self.world
         results = np.zeros((len(parts), 2))
         self.model.eval()
         with torch.no_grad():

@@ -36,7 +36,9 @@ def work(job: Job, folder: Path, *, resume: bool, quiet: bool = False) -> Summar
         summary = train(job, folder, resume, progress)
     except SynclineError as error:
         progress.close()
-        if isinstance(error, RankFailed) and error.is_logged:
+        is_said = isinstance(error, RankFailed) and error.is_logged
+        is_said_by_rank_0 = error.exit_code == 2 and rank != 0
+        if is_said or is_said_by_rank_0:
             leave(error.exit_code)
         leave(report(error, who=f"rank {rank}: "))
     except BaseException as error:

@@ -1,0 +1,1 @@
+"""How ranks reach each other: one contract (`base`), and the ways to keep it."""

@@ -198,9 +198,13 @@ class Control:
             selector.register(self._wake, selectors.EVENT_READ, None)
             for rank, sock in self._links.items():
                 selector.register(sock, selectors.EVENT_READ, rank)
-            next_beat = time.monotonic()
+            next_beat = last_turn = time.monotonic()
             while not self._closing:
                 now = time.monotonic()
+                if now - last_turn > 3 * HEARTBEAT_S:
+                    # This rank itself was frozen: what it did not hear is nobody else's silence.
+                    self._heard = dict.fromkeys(self._heard, now)
+                last_turn = now
                 if now >= next_beat:
                     self._beat()
                     next_beat = now + HEARTBEAT_S

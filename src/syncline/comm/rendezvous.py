@@ -88,7 +88,7 @@ def _accept(listener: socket.socket, place: Place, wanted: set[tuple[int, str]])
             raise CommError(
                 f"rank {place.rank} waited {listener.gettimeout():.0f} s for rank"
                 f"{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}, "
-                "which never came. Look at their logs; do they have the same SYNCLINE_KEY?"
+                "which never came. Look at the logs; does everybody have the same SYNCLINE_KEY?"
             ) from None
         sock.settimeout(10.0)
         try:

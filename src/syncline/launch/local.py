@@ -183,7 +183,8 @@ class _Watch:
         self.statuses[rank] = status
         if status == 0 or self.is_stopping:
             return
-        _say(describe_end(rank, status))
+        if status != 2:  # bad input: the rank has said so itself, in one line
+            _say(describe_end(rank, status))
         if self.after_failure_s is not None and self.deadline_s is None:
             self.deadline_s = time.monotonic() + self.after_failure_s
 

@@ -1,0 +1,34 @@
+# Every target sets up .venv by itself.
+#   make demo    train a real network on two ranks and show how it went
+#   make test    check, then all tests, with coverage
+#   make check   format, lint and types
+#   make bench   step times against DDP, ZeRO and FSDP2, interleaved
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check bench
+
+demo: .venv/ready
+	$(BIN)/syncline train examples/digits.toml
+
+test: check
+	rm -f .coverage .coverage.*
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
+
+check: .venv/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: .venv/ready
+	$(BIN)/python -m benchmarks.step --check
+
+# torch first, from the pinned version alone: a range would fetch a build with several GB of CUDA.
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[data,dev]'
+	touch $@

@@ -1,0 +1,407 @@
+"""What bad input prints, case by case: docs/mistakes.md is the expectation.
+
+Each case is tried as a user would, in processes of its own, and what it prints must be the
+document's row. After a deliberate change `python tests/test_mistakes.py` writes the table anew:
+read it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENT = ROOT / "docs" / "mistakes.md"
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+JOB = """\
+[model]
+name = "mlp"
+
+[data]
+name = "digits"
+batch = 64
+
+[optimizer]
+lr = 0.05
+
+[strategy]
+shards = 4
+
+[run]
+ranks = 2
+steps = 6
+checkpoint_every = 2
+"""
+
+
+class Trial:
+    """A folder of its own, a job file in it, and what commands printed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "job.toml").write_text(JOB)
+
+    def run(self, *arguments: str, env: dict[str, str] | None = None, timeout_s: float = 60) -> str:
+        """Run `syncline ARGUMENTS`; return what it said and its exit code."""
+        done = subprocess.run(
+            [sys.executable, "-m", "syncline", *arguments],
+            cwd=self.folder,
+            env=clean_environment() | (env or {}),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+        )
+        return self.said(done.stderr, done.returncode)
+
+    def train(self, *sets: str, more: tuple[str, ...] = ()) -> str:
+        words = [word for one in sets for word in ("--set", one)]
+        return self.run("train", "job.toml", *words, *more)
+
+    def said(self, stderr: str, code: int) -> str:
+        """Keep our own lines, without what differs from run to run; `|` would end a table cell."""
+        lines = []
+        for line in stderr.splitlines():
+            if not re.match(r"(syncline|rank \d+): ", line):
+                continue
+            line = line.replace(str(self.folder), "FOLDER").replace("|", "/")
+            line = re.sub(r"at step \d+ \([^)]*\)", "at step N (PHASE)", line)
+            line = re.sub(r"\d+\.\d GB are free", "X GB are free", line)
+            line = re.sub(r"for \d s: frozen", "for T s: frozen", line)
+            line = re.sub(r"process \d+ of user \d+", "process P of user U", line)
+            line = re.sub(r"got \d+ \(address", "got PORT (address", line)
+            lines.append(line)
+        # Ranks speak in any order.
+        return " <br> ".join([f"`{line}`" for line in sorted(lines)] + [f"exit {code}"])
+
+    def finished_run(self) -> Path:
+        """A run of six steps, with its checkpoints, made once."""
+        if not (self.folder / "run").exists():
+            text = self.train(more=("--out", "run"))
+            assert text.endswith("exit 0"), text
+        return max((self.folder / "run" / "checkpoints").iterdir())
+
+
+def clean_environment() -> dict[str, str]:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SYNCLINE_", "SLURM_", "MASTER_", "GROUP_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(names)}
+
+
+CASES: dict[str, Callable[[Trial], str]] = {}
+
+
+def case(what: str) -> Callable[[Callable[[Trial], str]], Callable[[Trial], str]]:
+    def add(function: Callable[[Trial], str]) -> Callable[[Trial], str]:
+        CASES[what] = function
+        return function
+
+    return add
+
+
+def with_sets(what: str, *sets: str, more: tuple[str, ...] = ()) -> None:
+    CASES[what] = lambda trial: trial.train(*sets, more=more)
+
+
+with_sets("a misspelt key", "run.stesp=30")
+with_sets("a misspelt table", "runn.steps=30")
+with_sets("text for a number", "run.steps=many")
+with_sets("a learning rate below zero", "optimizer.lr=-1")
+with_sets("a setting without effect", "optimizer.betas=[0.9, 0.99]")
+with_sets("an unknown model", "model.name=resnt-18")
+with_sets("an unknown option of a model", "model.options.dropuot=0.5")
+with_sets("an unknown data set", "data.name=mnist")
+with_sets("an unknown strategy", "strategy.name=synchronos")
+with_sets("images too small for the network", "model.name=alexnet", "model.image_size=32")
+with_sets("a batch that does not divide into shards", "data.batch=66")
+with_sets("more shards than samples in a batch", "strategy.shards=128")
+with_sets("fewer shards than ranks", "strategy.shards=1")
+with_sets("no ranks at all", more=("--ranks", "0"))
+with_sets("a batch larger than the data", "data.batch=4096")
+with_sets("--set without a value", "run.steps")
+with_sets("shared memory switched to something unknown", "strategy.comm=mpi")
+with_sets("a GPU, which this version does not train on", "run.device=cuda")
+with_sets("--resume with no run there", more=("--resume", "--out", "nowhere"))
+with_sets("--resume without saying which run", more=("--resume",))
+with_sets(
+    "Fashion-MNIST in a folder that does not hold it", "data.name=fashion-mnist", "data.path=."
+)
+
+
+@case("a job file that is not there")
+def _(trial: Trial) -> str:
+    return trial.run("train", "jobb.toml")
+
+
+@case("a folder instead of a job file")
+def _(trial: Trial) -> str:
+    return trial.run("train", ".")
+
+
+@case("a job file with a syntax error")
+def _(trial: Trial) -> str:
+    (trial.folder / "job.toml").write_text(JOB.replace("[run]", "[run"))
+    return trial.train()
+
+
+@case("a job file that is not text")
+def _(trial: Trial) -> str:
+    (trial.folder / "job.toml").write_bytes(b"[model]\nname = '\xff'\n")
+    return trial.train()
+
+
+@case("a job without a model")
+def _(trial: Trial) -> str:
+    (trial.folder / "job.toml").write_text(JOB.replace('[model]\nname = "mlp"\n', ""))
+    return trial.train()
+
+
+@case("steps and epochs at once")
+def _(trial: Trial) -> str:
+    (trial.folder / "job.toml").write_text(JOB + "epochs = 3\n")
+    return trial.train()
+
+
+@case("damaged Fashion-MNIST files")
+def _(trial: Trial) -> str:
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (trial.folder / f"{name}-ubyte.gz").write_bytes(gzip.compress(b"\0\0\x08\x03 cut short"))
+    return trial.train("data.name=fashion-mnist", "data.path=.")
+
+
+@case("an image folder without images")
+def _(trial: Trial) -> str:
+    (trial.folder / "pictures" / "train" / "cats").mkdir(parents=True)
+    return trial.train("data.name=folder", "data.path=pictures", "model.name=cnn")
+
+
+@case("a run folder that already holds a run")
+def _(trial: Trial) -> str:
+    trial.finished_run()
+    return trial.train(more=("--out", "run"))
+
+
+@case("a checkpoint that was cut short")
+def _(trial: Trial) -> str:
+    path = trial.finished_run()
+    path.write_bytes(path.read_bytes()[:1000])
+    before = path.read_bytes()
+    text = trial.train("run.steps=9", more=("--out", "run", "--resume"))
+    assert path.read_bytes() == before, "it must be left alone"
+    return text
+
+
+@case("a checkpoint with a flipped bit")
+def _(trial: Trial) -> str:
+    path = trial.finished_run()
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 4
+    path.write_bytes(data)
+    return trial.train("run.steps=9", more=("--out", "run", "--resume"))
+
+
+@case("a file of somebody else among the checkpoints")
+def _(trial: Trial) -> str:
+    import torch
+    from safetensors.torch import save_file
+
+    trial.finished_run()
+    save_file({"x": torch.zeros(2)}, trial.folder / "run/checkpoints/step-00000099.safetensors")
+    return trial.train("run.steps=9", more=("--out", "run", "--resume"))
+
+
+@case("--resume with another learning rate")
+def _(trial: Trial) -> str:
+    trial.finished_run()
+    return trial.train("optimizer.lr=0.1", "run.steps=9", more=("--out", "run", "--resume"))
+
+
+@case("a script that is not there")
+def _(trial: Trial) -> str:
+    return trial.run("run", "--ranks", "2", "scrpt.py")
+
+
+@case("a port that is in use")
+def _(trial: Trial) -> str:
+    (trial.folder / "script.py").write_text("import syncline; syncline.init(comm='network')\n")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        return trial.run("run", "--ranks", "2", "--port", port, "script.py")
+
+
+@case("contradicting variables of a launcher")
+def _(trial: Trial) -> str:
+    place = {"RANK": "5", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    return trial.run("train", "job.toml", env=place)
+
+
+@case("several machines without a key")
+def _(trial: Trial) -> str:
+    place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    place |= {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    return trial.run("train", "job.toml", env=place | {"MASTER_PORT": "29500"})
+
+
+def start_script(trial: Trial, text: str, ranks: int, keys: list[str]) -> str:
+    """Start a script on ranks by hand, as a launcher would, with a key for each."""
+    (trial.folder / "script.py").write_text(text)
+    job = secrets.token_hex(4)
+    started = [
+        subprocess.Popen(
+            [sys.executable, "script.py"],
+            cwd=trial.folder,
+            env=clean_environment()
+            | {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
+            | {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"}
+            | {"SYNCLINE_JOB": job, "SYNCLINE_KEY": keys[rank]},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    texts = [process.communicate(timeout=60)[1] for process in started]
+    return trial.said("".join(texts), max(process.returncode for process in started))
+
+
+SAY_IT = """
+import logging, sys, syncline, syncline.session
+logging.basicConfig(format="syncline: %(message)s")
+syncline.session.MEETING_S = 4.0
+try:
+    rank = syncline.init()
+    {body}
+except syncline.SynclineError as error:
+    print("syncline:", error, file=sys.stderr)
+    syncline.session.fail_session(error)
+    sys.exit(1)
+"""
+
+
+@case("a rank with the wrong key")
+def _(trial: Trial) -> str:
+    return start_script(trial, SAY_IT.format(body="pass"), 2, ["aa" * 16, "bb" * 16])
+
+
+@case("more shared memory than there is")
+def _(trial: Trial) -> str:
+    body = "syncline.session.current_session().comm.allocate(10**12, __import__('torch').float32)"
+    return start_script(trial, SAY_IT.format(body=f"if rank == 0: {body}"), 2, ["aa" * 16] * 2)
+
+
+def disturbed_run(trial: Trial, number: int, *sets: str) -> str:
+    """Send a signal to one rank of a run that is under way."""
+    words = [word for one in ("run.steps=100000", *sets) for word in ("--set", one)]
+    started = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "syncline",
+            "train",
+            "job.toml",
+            "--ranks",
+            "3",
+            "--out",
+            "run",
+            *words,
+        ],
+        cwd=trial.folder,
+        env=clean_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = trial.folder / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 40
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 5):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    victim = None
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            parent = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]
+        except OSError:
+            continue
+        if parent == str(started.pid) and b"RANK=2" in environ:
+            victim = int(pid)
+    assert victim is not None
+    os.kill(victim, number)
+    timer = threading.Timer(30.0, started.kill)
+    timer.start()
+    _, text = started.communicate(timeout=60)
+    timer.cancel()
+    # Whether the victim itself gets to speak, once it is thawed to be ended, is a matter of luck.
+    others = [line for line in text.splitlines() if not re.match(r"(syncline: )?rank 2: ", line)]
+    return trial.said("\n".join(others), started.returncode)
+
+
+@case("a rank that is killed")
+def _(trial: Trial) -> str:
+    return disturbed_run(trial, signal.SIGKILL)
+
+
+@case("a rank that is stopped (SIGSTOP), with run.silent_s = 3")
+def _(trial: Trial) -> str:
+    return disturbed_run(trial, signal.SIGSTOP, "run.silent_s=3")
+
+
+HEADER = """\
+# What bad input prints
+
+Each row was tried as a new user would and is a test (`tests/test_mistakes.py`, which also writes
+this table): what was tried, what was printed, the exit code. 2 means that nothing was started. Step
+numbers, ports and the like are replaced by letters.
+
+| tried | printed |
+|---|---|
+"""
+
+
+def try_out(what: str, folder: Path) -> str:
+    return CASES[what](Trial(folder))
+
+
+def documented() -> dict[str, str]:
+    _, *rows = re.findall(r"^\| (.+?) \| (.+) \|$", DOCUMENT.read_text(), re.MULTILINE)
+    return dict(rows)
+
+
+def test_at_least_25_cases_are_documented():
+    assert len(CASES) >= 25
+    assert documented().keys() == CASES.keys()
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_a_mistake_prints_what_the_document_says(what, tmp_path):
+    assert try_out(what, tmp_path) == documented()[what]
+
+
+def main() -> None:
+    rows = []
+    for what in CASES:
+        folder = Path(tempfile.mkdtemp())
+        rows.append(f"| {what} | {try_out(what, folder)} |\n")
+        print(rows[-1], end="", flush=True)
+        shutil.rmtree(folder)
+    DOCUMENT.write_text(HEADER + "".join(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""The package as a whole: its names, who may import whom, examples in docstrings."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import syncline
+
+SOURCE = Path(syncline.__file__).parent
+
+# Lower numbers are lower layers; a module imports only from its own layer or below.
+LAYERS = {
+    "errors": 0,
+    "seeds": 0,
+    "config": 1,
+    "launch": 1,
+    "models": 1,
+    "data": 1,
+    "perf": 1,
+    "comm": 2,
+    "bucket": 3,
+    "lane": 3,
+    "parameters": 3,
+    "update": 4,
+    "state": 5,
+    "buffers": 4,
+    "replica": 6,
+    "strategies": 7,
+    "loader": 7,
+    "session": 8,
+    "checkpoint": 8,
+    "report": 8,
+    "api": 9,
+    "train": 9,
+    "cli": 10,
+    "__init__": 11,
+    "__main__": 11,
+}
+
+
+def modules():
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
+        yield name.removesuffix(".__init__"), path
+
+
+def layer(name: str) -> int:
+    parts = name.split(".")
+    return LAYERS[parts[1] if len(parts) > 1 else "__init__"]
+
+
+def imports_of(path: Path):
+    """Yield what a module imports when it runs; what only types need does not count."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            if node.module == "syncline":
+                yield from (f"syncline.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_imports_go_downwards_only():
+    wrong = [
+        f"{name} imports {imported}"
+        for name, path in modules()
+        for imported in imports_of(path)
+        if imported.startswith("syncline.") and layer(imported) > layer(name)
+    ]
+    assert wrong == []
+
+
+def test_strategies_know_neither_launcher_nor_command_line():
+    for name, path in modules():
+        if name.startswith("syncline.strategies."):
+            for imported in imports_of(path):
+                assert not imported.startswith(
+                    ("syncline.launch", "syncline.cli", "syncline.train")
+                )
+
+
+def test_nobody_unpickles():
+    for name, path in modules():
+        assert not {"pickle", "cloudpickle", "marshal", "shelve"} & set(imports_of(path)), name
+        assert "torch.load" not in path.read_text(), name
+
+
+def test_the_environment_is_read_in_one_place():
+    readers = [
+        name
+        for name, path in modules()
+        if "os.environ[" in path.read_text()
+        or "os.environ.get" in path.read_text()
+        or "getenv" in path.read_text()
+    ]
+    assert readers in ([], ["syncline.launch.env"])
+
+
+def test_public_names_are_pinned():
+    assert syncline.__all__ == [
+        "Job",
+        "SynclineError",
+        "__version__",
+        "clip_grad_norm_",
+        "discard_gradients",
+        "distribute",
+        "init",
+        "load_optimizer_state",
+        "optimizer_state",
+        "rank",
+        "read_job",
+        "seed_for",
+        "shard",
+        "shards",
+        "world_size",
+    ]
+    for name in syncline.__all__:
+        assert getattr(syncline, name) is not None
+    assert dir(syncline) == syncline.__all__
+    with pytest.raises(AttributeError, match="no attribute 'distrbute'"):
+        _ = syncline.distrbute
+
+
+def test_the_command_line_starts_without_torch():
+    code = "import sys, syncline.cli.main; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("name", [name for name, path in modules() if ">>>" in path.read_text()])
+def test_examples_in_docstrings_run(name):
+    failures, tried = doctest.testmod(importlib.import_module(name))
+    assert tried
+    assert not failures
+
+
+def test_every_module_says_what_it_is():
+    for name, path in modules():
+        assert ast.get_docstring(ast.parse(path.read_text())), name

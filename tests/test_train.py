@@ -1,0 +1,193 @@
+"""`syncline train` for real: processes, data, checkpoints, kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from syncline.checkpoint import digest_of
+from syncline.config import OptimizerSettings, read_job
+from syncline.loader import epoch_order, reseed
+from syncline.train import (
+    batch_of,
+    build_model,
+    build_optimizer,
+    keep_metrics_until,
+    learning_rate,
+    load_data,
+)
+
+ROOT = Path(__file__).parent.parent
+DIGITS = ROOT / "examples" / "digits.toml"
+
+pytestmark = pytest.mark.processes
+
+
+def command(out, *arguments, ranks=1, job=DIGITS):
+    train = [sys.executable, "-m", "syncline", "train", str(job)]
+    return [*train, "--ranks", str(ranks), "--out", str(out), "--json", *arguments]
+
+
+def train(out, *arguments, ranks=1, job=DIGITS, status=0):
+    done = subprocess.run(
+        command(out, *arguments, ranks=ranks, job=job), capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == status, done.stderr
+    return json.loads(done.stdout) if status == 0 else done.stderr
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """Thirty undisturbed steps on one rank."""
+    return train(tmp_path_factory.mktemp("one") / "run", "--set", "run.steps=30")
+
+
+@pytest.mark.timeout(180)
+def test_the_promised_keys_are_in_the_json(reference):
+    assert {
+        "steps",
+        "samples_per_s",
+        "loss",
+        "accuracy",
+        "exposed_communication",
+        "weights_sha256",
+    } <= reference.keys()
+    assert reference["steps"] == 30
+    assert reference["accuracy"] > 0.9
+    assert 0 <= reference["exposed_communication"] <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_any_number_of_ranks_gives_one_and_the_same_hash(tmp_path, reference, ranks):
+    found = train(tmp_path / "run", "--set", "run.steps=30", ranks=ranks)
+    for key in ("weights_sha256", "loss", "accuracy", "test_loss"):
+        assert found[key] == reference[key], key
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert [line["step"] for line in metrics] == list(range(1, 31))
+    assert metrics[-1]["loss"] == found["loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 4)])
+def test_killed_at_step_17_and_resumed_elsewhere_gives_the_same_hash(
+    tmp_path, reference, before, after
+):
+    out = tmp_path / "run"
+    arguments = ["--set", "run.steps=30", "--set", "run.checkpoint_every=5"]
+    running = subprocess.Popen(
+        command(out, *arguments, ranks=before), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    wait_for_step(out, 17)
+    for pid in ranks_of(out):
+        os.kill(pid, signal.SIGKILL)
+    running.communicate(timeout=30)
+    assert running.returncode != 0
+    assert not (out / "summary.json").exists()
+    found = train(out, *arguments, "--resume", ranks=after)
+    assert found["resumed_at"] in (15, 20, 25)
+    assert found["weights_sha256"] == reference["weights_sha256"]
+    metrics = [json.loads(line)["step"] for line in (out / "metrics.jsonl").open()]
+    assert metrics == list(range(1, 31))
+
+
+def wait_for_step(out, step):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        metrics = out / "metrics.jsonl"
+        if metrics.exists() and metrics.read_bytes().count(b"\n") >= step - 1:
+            return
+        time.sleep(0.002)
+    raise AssertionError("the run did not get that far")
+
+
+def ranks_of(out):
+    """Find the processes that work in a run folder."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"syncline.cli.worker" in words and str(out).encode() in words:
+            found.append(int(pid))
+    return found
+
+
+@pytest.mark.timeout(180)
+def test_one_killed_rank_is_named_and_the_way_on_is_shown(tmp_path):
+    out = tmp_path / "run"
+    arguments = ["--set", "run.epochs=500", "--set", "run.checkpoint_every=5"]
+    running = subprocess.Popen(
+        command(out, *arguments, ranks=3), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    wait_for_step(out, 12)
+    victim = max(ranks_of(out))
+    killed_at = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    _, text = running.communicate(timeout=30)
+    assert time.monotonic() - killed_at < 5.0
+    assert running.returncode == 1
+    lines = text.decode().splitlines()
+    named = [line for line in lines if "died at step" in line]
+    assert len(named) == 2, "each of the two others names it, once"
+    assert len({line.split(": ", 1)[1] for line in named}) == 1
+    assert any("--resume" in line for line in lines)
+    assert ranks_of(out) == []
+
+
+def test_the_plain_loop_with_the_published_seeds_gives_the_same_hash(tmp_path):
+    """One shard, one rank, against PyTorch and nothing else: clipping off, dropout and norm on."""
+    sets = ["run.steps=12", "strategy.shards=1", "run.ranks=1"]
+    arguments = [word for one in sets for word in ("--set", one)]
+    found = train(tmp_path / "run", *arguments)
+
+    job = read_job(DIGITS, sets).resolved()
+    torch.set_num_threads(job.run.threads)
+    data = load_data(job)
+    model = build_model(job, data)
+    optimizer = build_optimizer(job.optimizer, model)
+    order = epoch_order(len(data.train), job.run.seed, 0)
+    for step in range(12):
+        optimizer.param_groups[0]["lr"] = learning_rate(job.optimizer, step, 12)
+        rows = order[step * 64 : (step + 1) * 64].numpy()
+        images, labels = batch_of(data.train, rows)
+        reseed(job.run.seed, step, 0)
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert digest_of(model.state_dict()) == found["weights_sha256"]
+
+
+def test_learning_rates_follow_the_schedule():
+    cosine = OptimizerSettings(lr=1.0, schedule="cosine", warmup_steps=2)
+    assert [round(learning_rate(cosine, step, 10), 4) for step in (0, 1, 2, 6)] == [0.5, 1, 1, 0.5]
+    steps = OptimizerSettings(lr=1.0, schedule="step", decay_steps=3, decay_factor=0.5)
+    assert [learning_rate(steps, step, 9) for step in (0, 2, 3, 8)] == [1.0, 1.0, 0.5, 0.25]
+
+
+def test_metrics_of_steps_that_are_taken_again_are_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
+    keep_metrics_until(path, 2)
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+@pytest.mark.timeout(120)
+def test_clipping_adamw_and_gloo_from_the_command_line(tmp_path):
+    sets = ["run.steps=6", "optimizer.name=adamw", "optimizer.momentum=", "optimizer.clip_norm=0.1"]
+    arguments = [word for one in sets for word in ("--set", one)]
+    one = train(tmp_path / "one", *arguments)
+    two = train(tmp_path / "two", *arguments, "--set", "strategy.comm=network", ranks=2)
+    assert two["communicator"] == "network (gloo)"
+    assert one["weights_sha256"] == two["weights_sha256"]

@@ -1,0 +1,70 @@
+"""How far an optimizer looks, found by trying; state that survives being cut and joined."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from syncline.errors import UsageError
+from syncline.update import Reach, find_reach
+
+P = [torch.nn.Parameter(torch.zeros(4, 4))]
+
+REACHES = {
+    "sgd": (lambda: torch.optim.SGD(P, lr=0.1, momentum=0.9, nesterov=True), Reach.ELEMENT),
+    "sgd, fused": (lambda: torch.optim.SGD(P, lr=0.1, momentum=0.9, fused=True), Reach.PIECE),
+    "adamw": (lambda: torch.optim.AdamW(P, lr=0.1), Reach.ELEMENT),
+    "adamw, fused": (lambda: torch.optim.AdamW(P, lr=0.1, fused=True), Reach.PIECE),
+    "adagrad": (lambda: torch.optim.Adagrad(P, lr=0.1), Reach.ELEMENT),
+    "radam": (lambda: torch.optim.RAdam(P, lr=0.1), Reach.ELEMENT),
+    "rprop": (lambda: torch.optim.Rprop(P, lr=0.1), Reach.ELEMENT),
+    "rmsprop": (lambda: torch.optim.RMSprop(P, lr=0.1), Reach.ELEMENT),
+    "adafactor": (lambda: torch.optim.Adafactor(P, lr=0.1), Reach.PARAMETER),
+    "muon": (lambda: torch.optim.Muon(P, lr=0.1), Reach.PARAMETER),
+}
+
+
+class Lars(torch.optim.SGD):
+    """Scales a parameter's gradient by the norms of both: needs it whole."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=group["lr"] * float(p.norm() / (p.grad.norm() + 1e-9)))
+
+
+class GlobalNorm(torch.optim.SGD):
+    """Divides by the norm of all gradients together: cannot be spread."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        everything = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.norm() for p in everything]).norm()
+        for p in everything:
+            p.sub_(p.grad / norm)
+
+
+@pytest.mark.parametrize("name", sorted(REACHES))
+def test_the_reach_of_an_optimizer_is_found_by_trying(name):
+    make, expected = REACHES[name]
+    assert find_reach(make()) is expected
+
+
+def test_layerwise_optimizers_are_found_out():
+    assert find_reach(Lars(P, lr=0.1)) is Reach.PARAMETER
+
+
+def test_an_optimizer_that_looks_at_everything_is_refused():
+    with pytest.raises(UsageError, match="GlobalNorm updates a parameter by looking at others"):
+        find_reach(GlobalNorm(P, lr=0.1))
+
+
+def test_trying_leaves_the_optimizer_alone():
+    optimizer = torch.optim.AdamW(P, lr=0.1)
+    before = [dict(group) for group in optimizer.param_groups]
+    find_reach(optimizer)
+    assert optimizer.state == {}
+    assert [dict(group) for group in optimizer.param_groups] == before
+    assert P[0].grad is None
