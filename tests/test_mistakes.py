@@ -302,7 +302,8 @@ def _(trial: Trial) -> str:
 @case("more shared memory than there is")
 def _(trial: Trial) -> str:
     body = "syncline.session.current_session().comm.allocate(10**12, __import__('torch').float32)"
-    return start_script(trial, SAY_IT.format(body=f"if rank == 0: {body}"), 2, ["aa" * 16] * 2)
+    body += " if rank == 0 else syncline.session.current_session().comm.barrier()"
+    return start_script(trial, SAY_IT.format(body=body), 2, ["aa" * 16] * 2)
 
 
 def disturbed_run(trial: Trial, number: int, *sets: str) -> str:

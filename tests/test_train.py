@@ -80,7 +80,7 @@ def test_any_number_of_ranks_gives_one_and_the_same_hash(tmp_path, reference, ra
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 4)])
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1)])
 def test_killed_at_step_17_and_resumed_elsewhere_gives_the_same_hash(
     tmp_path, reference, before, after
 ):

@@ -22,8 +22,8 @@ from syncline.session import current_session
 pytestmark = pytest.mark.processes
 
 
-def train_forever(comm="auto", silent_s=20.0, hung_s=600.0, stuck_rank=None):
-    """Train until a peer is gone; return what was said of it and when."""
+def train_forever(comm="auto", silent_s=20.0, hung_s=600.0, stuck_rank=None, bell=None):
+    """Train until a peer is gone; return what was said of it and when. Rings when under way."""
     rank = syncline.init(comm=comm, silent_s=silent_s, hung_s=hung_s)
     torch.manual_seed(0)
     model = nn.Linear(8, 8)
@@ -33,6 +33,8 @@ def train_forever(comm="auto", silent_s=20.0, hung_s=600.0, stuck_rank=None):
         for step in range(100_000):
             if rank == stuck_rank and step == 5:
                 time.sleep(60)
+            if bell is not None and step == 3:
+                os.eventfd_write(bell, 1)
             model(torch.randn(4, 8)).sum().backward()
             optimizer.step()
             time.sleep(0.005)
@@ -42,14 +44,20 @@ def train_forever(comm="auto", silent_s=20.0, hung_s=600.0, stuck_rank=None):
 
 def fail_one(size, victim, number, *, machines=1, **settings):
     """Send a signal to one rank of a running world; return the others' answers and the time."""
-    pids, pipes = start_ranks(size, lambda: train_forever(**settings), machines=machines)
-    time.sleep(2.5)
+    bell = os.eventfd(0, os.EFD_SEMAPHORE)
+    pids, pipes = start_ranks(size, lambda: train_forever(bell=bell, **settings), machines=machines)
+    for _ in range(size):
+        os.eventfd_read(bell)
+    os.close(bell)
+    time.sleep(0.2)
     os.kill(pids[victim], number)
     when = time.time()
     if number == signal.SIGSTOP:
-        threading.Timer(12.0, os.kill, (pids[victim], signal.SIGKILL)).start()
+        threading.Timer(7.0, os.kill, (pids[victim], signal.SIGKILL)).start()
     answers = collect(pids, pipes, 40.0)
-    return [answers[rank]["result"] for rank in range(size) if rank != victim], when
+    others = [answers[rank] for rank in range(size) if rank != victim]
+    assert all(answer and "result" in answer for answer in others), others
+    return [answer["result"] for answer in others], when
 
 
 @pytest.mark.parametrize(("comm", "machines"), [("auto", 1), ("network", 1), ("auto", 2)])
@@ -69,19 +77,23 @@ def test_a_frozen_rank_is_named_after_the_limit(comm):
     for kind, rank, text, named_at in answers:
         assert (kind, rank) == ("RankSilent", 1)
         assert "rank 1 is silent" in text
-        assert 1.0 < named_at - when < 7.0
+        assert 1.0 < named_at - when < 6.5
 
 
 def test_a_rank_that_gets_nowhere_is_named_after_the_limit():
+    bell = os.eventfd(0, os.EFD_SEMAPHORE)
+    pids, pipes = start_ranks(3, lambda: train_forever(hung_s=2.0, stuck_rank=2, bell=bell))
+    for _ in range(3):
+        os.eventfd_read(bell)
+    os.close(bell)
     started = time.time()
-    pids, pipes = start_ranks(3, lambda: train_forever(hung_s=2.0, stuck_rank=2))
-    threading.Timer(15.0, os.kill, (pids[2], signal.SIGKILL)).start()
+    threading.Timer(8.0, os.kill, (pids[2], signal.SIGKILL)).start()
     answers = collect(pids, pipes, 30.0)
     for rank in (0, 1):
         kind, named, text, when = answers[rank]["result"]
         assert (kind, named) == ("RankHung", 2)
         assert "rank 2 hangs at step 5" in text
-        assert when - started < 14.0
+        assert 1.0 < when - started < 7.5
 
 
 def test_nothing_is_left_after_everybody_was_killed():

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 def work(job: Job, folder: Path, *, resume: bool, quiet: bool = False) -> Summary:
     """Train as the rank the environment says. Returns only if all went well."""
-    rank = read_world().rank
+    world = read_world()
+    rank = world.rank
     progress = progress_for(rank, sys.stderr, quiet)
     end_promptly(progress.close)
     try:
@@ -37,7 +38,8 @@ def work(job: Job, folder: Path, *, resume: bool, quiet: bool = False) -> Summar
     except SynclineError as error:
         progress.close()
         is_said = isinstance(error, RankFailed) and error.is_logged
-        is_said_by_rank_0 = error.exit_code == 2 and rank != 0
+        # Bad input is bad on every rank that our launcher starts from one folder: say it once.
+        is_said_by_rank_0 = error.exit_code == 2 and rank != 0 and world.launcher == "syncline"
         if is_said or is_said_by_rank_0:
             leave(error.exit_code)
         leave(report(error, who=f"rank {rank}: "))
