@@ -17,7 +17,7 @@ from syncline.bucket import (
     is_dense,
     pieces_of,
 )
-from syncline.replica import block_squares
+from syncline.clip import block_squares
 
 sizes = st.lists(st.integers(1, 5000), min_size=1, max_size=12)
 

@@ -31,6 +31,7 @@ LAYERS = {
     "update": 4,
     "state": 5,
     "buffers": 4,
+    "clip": 4,
     "replica": 6,
     "strategies": 7,
     "loader": 7,

@@ -170,6 +170,16 @@ def test_the_plain_loop_with_the_published_seeds_gives_the_same_hash(tmp_path):
     assert digest_of(model.state_dict()) == found["weights_sha256"]
 
 
+def test_a_batch_lies_in_memory_of_its_own_on_a_boundary():
+    data = load_data(read_job(DIGITS).resolved())
+    rows = epoch_order(len(data.train), 0, 0)[:7].numpy()
+    images, labels = batch_of(data.train, rows)
+    assert images.data_ptr() % 64 == 0
+    assert images.is_contiguous()
+    assert torch.equal(images, torch.from_numpy(data.train.batch(rows)[0]))
+    assert labels.dtype == torch.int64
+
+
 def test_learning_rates_follow_the_schedule():
     cosine = OptimizerSettings(lr=1.0, schedule="cosine", warmup_steps=2)
     assert [round(learning_rate(cosine, step, 10), 4) for step in (0, 1, 2, 6)] == [0.5, 1, 1, 0.5]

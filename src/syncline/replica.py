@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,20 +28,19 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from syncline.bucket import (
-    BLOCK_ELEMENTS,
     Bucket,
     Slot,
     Step,
     choose_bucket_bytes,
     cut_buckets,
     cut_strips,
-    pieces_of,
     view_of,
 )
 from syncline.buffers import Buffers
+from syncline.clip import Norm
 from syncline.comm.base import Communicator, Partials, Strips, even_cuts, exchange_bytes
 from syncline.comm.control import Control
-from syncline.comm.tree import LeafPlan, Spread, plan_leaves, shard_range
+from syncline.comm.tree import Spread, plan_leaves, shard_range
 from syncline.errors import UsageError
 from syncline.lane import Lane
 from syncline.parameters import (
@@ -327,7 +326,7 @@ class Replica:
             )
             bucket.untaken = len(bucket.slots)
         self._make_flags(comm)
-        self._norms: Partials | None = None
+        self._norm: Norm | None = None
 
     def _writes_common(self, comm: Communicator) -> bool:
         """Say whether this rank fills the machine's common memory at the start."""
@@ -658,33 +657,9 @@ class Replica:
         return total[0]
 
     def _run_clip(self, max_norm: float, total: list[torch.Tensor]) -> None:
-        comm = self._lay_out_comm
-        counts = [-(-slot.num_elements // BLOCK_ELEMENTS) for slot in self._slots]
-        firsts = [sum(counts[:number]) for number in range(len(counts))]
-        if self._norms is None:
-            memory = comm.allocate(sum(counts), torch.float64)
-            spread = Spread.even(comm.size, comm.ranks)
-            self._norms = Partials([memory], even_cuts(sum(counts), comm.size), spread, 1.0)
-        squares = self._norms.slots[0].mine
-        # The last all_reduce lent this memory; the gathers after it have returned since.
-        squares.zero_()
-        mine: list[torch.Tensor] = []
-        for bucket in self.buckets:
-            gradient = bucket.gradient.slots[0].mine
-            low, high = bucket.gradient.cuts[comm.position : comm.position + 2]
-            for piece in pieces_of(bucket, low, high):
-                values = gradient[piece.start : piece.stop]
-                mine.append(values)
-                at = firsts[piece.slot.number] + piece.first_block
-                sums = block_squares(values)
-                squares[at : at + sums.numel()] = sums
-        comm.all_reduce(self._norms)
-        norm = self._norms.result.sum().sqrt().to(torch.float32)
-        scale = float(max_norm / (norm + 1e-6))
-        if scale < 1.0:
-            for values in mine:
-                values.mul_(scale)
-        total.append(norm)
+        if self._norm is None:
+            self._norm = Norm(self._slots, self.buckets, self._lay_out_comm)
+        total.append(self._norm.clip(max_norm))
 
     def discard_gradients(self) -> None:
         """Drop this step's gradients. Call it on every rank, or on none."""
@@ -754,18 +729,3 @@ class Replica:
         for slot in self._slots:
             become(slot.parameter, Parameter)
             slot.parameter.data = slot.parameter.detach().clone(memory_format=torch.preserve_format)
-
-
-def block_squares(values: torch.Tensor) -> torch.Tensor:
-    """Sum the squares of each block of a piece, in float64, block by block the same for any cut."""
-    whole = values.numel() // BLOCK_ELEMENTS * BLOCK_ELEMENTS
-    sums: Sequence[torch.Tensor] = []
-    if whole:
-        rows = values[:whole].view(-1, BLOCK_ELEMENTS).double()
-        sums = [rows.square_().sum(dim=1)]
-    if whole < values.numel():
-        sums = [*sums, values[whole:].double().square_().sum().view(1)]
-    return torch.cat(list(sums))
-
-
-__all__ = ["LeafPlan", "Replica"]

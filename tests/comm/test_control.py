@@ -60,8 +60,10 @@ def fail_one(size, victim, number, *, machines=1, **settings):
     return [answer["result"] for answer in others], when
 
 
-@pytest.mark.parametrize(("comm", "machines"), [("auto", 1), ("network", 1), ("auto", 2)])
-@pytest.mark.parametrize("victim", [0, 3])
+@pytest.mark.parametrize(
+    ("comm", "machines", "victim"),
+    [("auto", 1, 0), ("auto", 1, 3), ("network", 1, 0), ("network", 1, 2), ("auto", 2, 3)],
+)
 def test_a_killed_rank_is_named_by_all_others_within_five_seconds(comm, machines, victim):
     answers, when = fail_one(4, victim, signal.SIGKILL, comm=comm, machines=machines)
     assert len(answers) == 3
@@ -80,9 +82,11 @@ def test_a_frozen_rank_is_named_after_the_limit(comm):
         assert 1.0 < named_at - when < 6.5
 
 
-def test_a_rank_that_gets_nowhere_is_named_after_the_limit():
+@pytest.mark.parametrize("comm", ["auto", "network"])
+def test_a_rank_that_gets_nowhere_is_named_after_the_limit(comm):
     bell = os.eventfd(0, os.EFD_SEMAPHORE)
-    pids, pipes = start_ranks(3, lambda: train_forever(hung_s=2.0, stuck_rank=2, bell=bell))
+    settings = {"comm": comm, "hung_s": 2.0, "stuck_rank": 2, "bell": bell}
+    pids, pipes = start_ranks(3, lambda: train_forever(**settings))
     for _ in range(3):
         os.eventfd_read(bell)
     os.close(bell)

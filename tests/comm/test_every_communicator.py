@@ -129,6 +129,29 @@ def test_all_reduce_gives_everybody_the_tree_sum(world, num_elements):
 
 
 @every_communicator
+def test_published_sums_travel_with_an_earlier_collective(world):
+    size = WORLDS[world][0]
+
+    def work(comm):
+        found = []
+        small = make_partials(comm, size, 9)
+        gradients = make_partials(comm, size, 500)
+        for turn in range(3):
+            comm.barrier()
+            small.slots[0].mine.fill_(float(turn * 10 + comm.position))
+            if turn != 1:  # also without: both ways must agree
+                comm.publish(small)
+            comm.reduce_scatter(gradients)
+            comm.all_reduce(small)
+            found.append(small.result[0].item() * size)
+        return found
+
+    total = sum(range(size))
+    for found in in_world(world, work):
+        assert found == pytest.approx([total, 10 * size + total, 20 * size + total])
+
+
+@every_communicator
 def test_reduce_gives_the_root_the_tree_sum(world):
     size = WORLDS[world][0]
 

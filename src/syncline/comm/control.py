@@ -153,14 +153,17 @@ class Control:
                     "same number of steps.",
                 )
         if waited_s > self.hung_s and waiting_for:
-            rank = waiting_for[0]
-            self._fail(
-                rank,
-                "hung",
-                f"rank {rank} hangs {self._last_of(rank)}: rank {self.place.rank} has waited "
-                f"{waited_s:.0f} s for it ({what}).",
-            )
+            self.call_hung(waiting_for[0], waited_s, what)
             self.check()
+
+    def call_hung(self, rank: int, waited_s: float, what: str) -> None:
+        """Tell everybody that this rank has waited for another for too long."""
+        self._fail(
+            rank,
+            "hung",
+            f"rank {rank} hangs {self._last_of(rank)}: rank {self.place.rank} has waited "
+            f"{waited_s:.0f} s for it ({what}).",
+        )
 
     def verdict(self, patience_s: float = 3.0) -> RankFailed | None:
         """Give the watchers a moment to say why a connection broke."""

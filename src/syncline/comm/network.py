@@ -74,12 +74,17 @@ class Network:
                     call(tensor, self.ranks[peer], group=self._group)
                     for call, peer, tensor in calls
                 ]
-            for work in works:
-                work.wait()
         except RuntimeError as error:
             raise self._failure(what, error) from None
+        for work, (_, peer, _) in zip(works, calls, strict=False):
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise self._failure(what, error, self.ranks[peer]) from None
 
-    def _failure(self, what: str, error: Exception) -> CommError:
+    def _failure(self, what: str, error: Exception, peer: int | None = None) -> CommError:
+        if peer is not None and "imed out" in str(error):
+            self._control.call_hung(peer, self._control.hung_s, what)
         return self._control.verdict() or CommError(
             f"rank {self._control.place.rank}: {what} failed on the network: {error}"
         )

@@ -306,4 +306,6 @@ def _signal_name(number: int) -> str:
 
 
 def _say(line: str) -> None:
-    print(f"syncline: {line}", file=sys.stderr, flush=True)
+    # In one write: ranks speak on the same stream.
+    sys.stderr.write(f"syncline: {line}\n")
+    sys.stderr.flush()

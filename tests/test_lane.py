@@ -1,0 +1,91 @@
+"""The comm lane: order, failure, and what it must not touch."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from syncline.lane import Lane
+
+
+@pytest.mark.parametrize("has_thread", [True, False])
+def test_work_runs_in_the_order_in_which_it_was_submitted(has_thread):
+    lane, log = Lane(), []
+    if has_thread:
+        lane.start_thread()
+    for number in range(50):
+        lane.submit(log.append, number)
+    lane.drain()
+    assert log == list(range(50))
+    lane.close()
+
+
+def test_without_a_thread_work_waits_for_the_caller():
+    lane, where = Lane(), []
+    lane.submit(lambda: where.append(threading.current_thread()))
+    assert where == []
+    lane.drain()
+    assert where == [threading.current_thread()]
+
+
+def test_with_a_thread_the_caller_goes_on():
+    lane, gate, where = Lane(), threading.Event(), []
+    lane.start_thread()
+    lane.submit(gate.wait, 10)
+    lane.submit(lambda: where.append(threading.current_thread()))
+    assert where == []
+    gate.set()
+    lane.drain()
+    assert where
+    assert where != [threading.current_thread()]
+    lane.close()
+
+
+@pytest.mark.parametrize("has_thread", [True, False])
+def test_a_failure_wakes_whoever_waits_and_stops_what_follows(has_thread):
+    lane, log = Lane(), []
+    if has_thread:
+        lane.start_thread()
+    lane.wake_on_failure(lambda: log.append("woken"))
+
+    def fail():
+        raise ValueError("broken")
+
+    lane.submit(fail)
+    lane.submit(log.append, "after")
+    with pytest.raises(ValueError, match="broken"):
+        lane.drain()
+    assert log == ["woken"]
+    with pytest.raises(ValueError, match="broken"):
+        lane.check()
+
+
+def test_a_peer_s_failure_wakes_a_caller_whose_lane_is_stuck():
+    lane = Lane()
+    lane.start_thread()
+    gate = threading.Event()
+    lane.submit(gate.wait, 20)
+    threading.Timer(0.1, lane.fail, (RuntimeError("rank 3 died"),)).start()
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match="rank 3 died"):
+        lane.drain()
+    assert time.monotonic() - started < 5
+    gate.set()
+
+
+def test_the_lane_leaves_the_number_of_threads_of_the_caller_alone():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        lane, found = Lane(), []
+        lane.start_thread()
+        lane.submit(lambda: found.append(torch.get_num_threads()))
+        lane.drain()
+        assert found == [1]
+        assert torch.get_num_threads() == 2
+        lane.close()
+    finally:
+        torch.set_num_threads(before)
