@@ -509,10 +509,11 @@ def test_private_parameters_may_be_changed_in_place():
     against_plain(loop, private_parameters=True)
 
 
-def test_torch_s_own_clipping_is_refused_in_the_first_step_too():
+@pytest.mark.parametrize("overlap", [True, False])
+def test_torch_s_own_clipping_is_refused_in_the_first_step_too(overlap):
     for steps_before in (0, 1):
         network, optimizer = make()
-        spread(network, optimizer)
+        spread(network, optimizer, overlap=overlap)
         for step in range(steps_before):
             plain_step(network, optimizer, step)
         network(inputs(1)).square().mean().backward()
@@ -614,7 +615,24 @@ def test_clipping_scales_to_the_norm_that_it_returns():
         torch.testing.assert_close(state(model)[name], value)
 
 
-def test_discarded_gradients_leave_no_trace():
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_backward_after_clipping_is_refused(overlap):
+    model, optimizer = make()
+    spread(model, optimizer, overlap=overlap)
+    plain_step(model, optimizer, 0)
+    model(inputs(1)).square().mean().backward()
+    syncline.clip_grad_norm_(model, 1.0)
+
+    def go_on():
+        model(inputs(2)).square().mean().backward()
+        optimizer.step()
+
+    with pytest.raises(UsageError, match=r"Clip last|another gradient"):
+        go_on()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_discarded_gradients_leave_no_trace(overlap):
     def loop(model, optimizer):
         plain_step(model, optimizer, 0)
         model(inputs(77)).square().mean().backward()
@@ -624,7 +642,7 @@ def test_discarded_gradients_leave_no_trace():
             syncline.discard_gradients(model)
         plain_step(model, optimizer, 1)
 
-    against_plain(loop)
+    against_plain(loop, overlap=overlap)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adafactor"])

@@ -3,7 +3,8 @@
 A parameter changes its class for a while, in place:
 
 - `GradientTaken`, from its gradient's arrival to `optimizer.step()`: reading `.grad` is refused,
-  because the gradient is on its way to other ranks and what torch would see is not the sum;
+  because the gradient is on its way to other ranks and what torch would see is not the sum
+  (`Guarded` does the same all the time, where nothing overlaps and `step()` takes the gradients);
 - `InFlight`, from `optimizer.step()` to the first use: any torch function that touches it first
   waits for its bucket. This catches uses that no module hook sees (`F.linear(x, other.weight)`,
   tied weights, `.data`, `state_dict()`).
@@ -47,17 +48,19 @@ _GRAD: Any = torch.Tensor.grad
 
 def raw_grad(parameter: torch.Tensor) -> torch.Tensor | None:
     """Read `.grad` whatever the parameter's class."""
-    if type(parameter) is Parameter:
-        return parameter.grad
+    gradient: torch.Tensor | None
+    if type(parameter) is not InFlight:
+        gradient = _GRAD.__get__(parameter)
+        return gradient
     with torch._C.DisableTorchFunctionSubclass():
-        gradient: torch.Tensor | None = _GRAD.__get__(parameter)
+        gradient = _GRAD.__get__(parameter)
     return gradient
 
 
 def drop_grad(parameter: torch.Tensor) -> None:
     """Set `.grad = None` whatever the parameter's class."""
-    if type(parameter) is Parameter:
-        parameter.grad = None
+    if type(parameter) is not InFlight:
+        _GRAD.__set__(parameter, None)
         return
     with torch._C.DisableTorchFunctionSubclass():
         _GRAD.__set__(parameter, None)
@@ -75,25 +78,46 @@ def version_of(parameter: torch.Tensor) -> int:
     return version
 
 
+_READ = (
+    "a parameter's .grad was read between backward() and step(), but it is this rank's part of the "
+    "sum alone. To clip, call syncline.clip_grad_norm_(model, max_norm); torch's own "
+    "clip_grad_norm_ and GradScaler would go by a part of the sum; to drop gradients, call "
+    "syncline.discard_gradients(model) on every rank."
+)
+_SET = (
+    "a parameter's .grad was set between backward() and step(), but the gradient belongs to a sum "
+    "over all ranks. To drop gradients, call syncline.discard_gradients(model) on every rank."
+)
+
+
 class GradientTaken(Parameter):
     """A parameter whose gradient has been taken for the step to come."""
 
     @property
     def grad(self) -> torch.Tensor | None:
-        raise UsageError(
-            "a parameter's .grad was read between backward() and step(), but the gradient is "
-            "already on its way to other ranks. To clip, call syncline.clip_grad_norm_(model, "
-            "max_norm); GradScaler and torch's own clip_grad_norm_ would see a part of the sum; "
-            "to drop gradients, call syncline.discard_gradients(model) on every rank."
-        )
+        raise UsageError(_READ)
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        raise UsageError(
-            "a parameter's .grad was set between backward() and step(), but the gradient is "
-            "already on its way to other ranks. To drop gradients, call "
-            "syncline.discard_gradients(model) on every rank."
-        )
+        raise UsageError(_SET)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
+        return _plain_copy(self, memo)
+
+
+class Guarded(Parameter):
+    """A parameter whose gradient stays with autograd until `step()` takes it: not to be read."""
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        if _GRAD.__get__(self) is not None:
+            raise UsageError(_READ)
+        return None
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        if value is not None or _GRAD.__get__(self) is not None:
+            raise UsageError(_SET)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
         return _plain_copy(self, memo)
@@ -142,5 +166,5 @@ def _plain_copy(parameter: Parameter, memo: dict[int, Any]) -> Parameter:
 
 def become(parameter: Parameter, kind: type[Parameter]) -> None:
     """Change a parameter's class in place. Subclasses of others (DTensor) are left alone."""
-    if type(parameter) in (Parameter, GradientTaken, InFlight):
+    if type(parameter) in (Parameter, GradientTaken, Guarded, InFlight):
         parameter.__class__ = kind

@@ -45,6 +45,7 @@ from syncline.errors import UsageError
 from syncline.lane import Lane
 from syncline.parameters import (
     GradientTaken,
+    Guarded,
     InFlight,
     become,
     drop_grad,
@@ -129,7 +130,8 @@ class Replica:
         self._broadcast_start()
         self.buffers = Buffers(model, comm, self.spread, self._num_slots)
         self._versions = [version_of(slot.parameter) for slot in self._slots]
-        self._handles = [*self._hook_parameters(), *self._hook_state(), *self._hook_optimizer()]
+        self._handles = [*self._hook_state(), *self._hook_optimizer()]
+        self._gradient_handles = list(self._hook_parameters())
         self._use_handles = list(self._hook_modules())
         lane.wake_on_failure(self._wake)
         for slot in self._slots:
@@ -284,10 +286,13 @@ class Replica:
         else:
             self._adopt_optimizer_state()
         if not self.overlap:
-            # Parameters are up to date when step() returns: nothing to wait for.
-            for handle in self._use_handles:
+            # Parameters are up to date when step() returns, and step() takes the gradients: there
+            # is nothing to wait for in forward and nothing to do in backward.
+            for handle in [*self._use_handles, *self._gradient_handles]:
                 handle.remove()
-            self._use_handles = []
+            self._use_handles, self._gradient_handles = [], []
+            for slot in self._slots:
+                become(slot.parameter, Guarded)
         for line in self.describe():
             log.info("%s", line)
 
@@ -368,17 +373,7 @@ class Replica:
             slot.fired += 1
             gradient = raw_grad(parameter)
             assert gradient is not None
-            if gradient.layout is not torch.strided:
-                raise UsageError(
-                    f"parameter {slot.name} has a sparse gradient, but buckets are dense. "
-                    "Use sparse=False."
-                )
-            if gradient.requires_grad:
-                raise UsageError(
-                    f"parameter {slot.name}: backward(create_graph=True) leaves a graph on the "
-                    "gradient, which cannot be sent to other ranks. Compute second derivatives "
-                    "with torch.autograd.grad and call backward() without it."
-                )
+            _check_gradient(slot, gradient)
             if slot.fired >= slot.expected and self._is_built:
                 self._take(slot, gradient)
                 become(slot.parameter, GradientTaken)
@@ -435,7 +430,11 @@ class Replica:
                 self._build()
             for slot in self._slots:
                 if not slot.is_taken:
-                    self._take(slot, raw_grad(slot.parameter) if slot.fired else None)
+                    gradient = raw_grad(slot.parameter)
+                    if gradient is not None and not slot.fired:
+                        _check_gradient(slot, gradient)
+                        slot.fired = 1
+                    self._take(slot, gradient)
             self.buffers.end_shard(self._shard, self._leaves[self._shard])
         for slot in self._slots:
             slot.has_gradient = slot.has_gradient or slot.fired > 0
@@ -510,6 +509,8 @@ class Replica:
             result = (args[:1], {"closure": lambda: loss})
         self._lane.check()
         self._check_unchanged()
+        if self._is_sent and any(raw_grad(slot.parameter) is not None for slot in self._slots):
+            raise UsageError("backward() ran again after the gradients were clipped. Clip last.")
         if self.overlap:
             self._finish_backward()
             self._write_flags()
@@ -536,7 +537,8 @@ class Replica:
         torch.autograd.graph.increment_version([slot.parameter for slot in self._slots])
         self._note_versions()
         for slot in self._slots:
-            become(slot.parameter, InFlight if self.overlap else Parameter)
+            if self.overlap:
+                become(slot.parameter, InFlight)
         return result
 
     def _check_unchanged(self) -> None:
@@ -668,7 +670,7 @@ class Replica:
         self.step_number -= 1
         self._begin_next_step()
         for slot in self._slots:
-            become(slot.parameter, Parameter)
+            become(slot.parameter, Parameter if self.overlap else Guarded)
 
     # Optimizer state: spread over ranks, whole in checkpoints.
 
@@ -724,8 +726,22 @@ class Replica:
     def detach(self) -> None:
         """Take the hooks off; the model keeps its parameters, in memory of its own."""
         self.synchronize()
-        for handle in [*self._handles, *self._use_handles]:
+        for handle in [*self._handles, *self._use_handles, *self._gradient_handles]:
             handle.remove()
         for slot in self._slots:
             become(slot.parameter, Parameter)
             slot.parameter.data = slot.parameter.detach().clone(memory_format=torch.preserve_format)
+
+
+def _check_gradient(slot: Slot, gradient: torch.Tensor) -> None:
+    """Refuse gradients that cannot be sent."""
+    if gradient.layout is not torch.strided:
+        raise UsageError(
+            f"parameter {slot.name} has a sparse gradient, but buckets are dense. Use sparse=False."
+        )
+    if gradient.requires_grad:
+        raise UsageError(
+            f"parameter {slot.name}: backward(create_graph=True) leaves a graph on the "
+            "gradient, which cannot be sent to other ranks. Compute second derivatives "
+            "with torch.autograd.grad and call backward() without it."
+        )
