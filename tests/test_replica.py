@@ -313,8 +313,14 @@ def test_the_number_of_backward_passes_can_be_said_beforehand():
     against_plain(loop, accumulate=2)
 
 
-def test_a_parameter_without_a_gradient_is_not_touched():
-    """Weight decay and momentum must leave it alone, as with grad = None."""
+@pytest.mark.parametrize("bucket_bytes", [256, 1 << 20])
+@pytest.mark.parametrize("optimizer_name", ["sgd", "adamw"])
+def test_a_parameter_without_a_gradient_is_not_touched(optimizer_name, bucket_bytes):
+    """Weight decay, momentum and step counts leave it alone, as with grad = None.
+
+    In a large bucket parameters are updated together until one is left out: then they part, and
+    each takes its state along.
+    """
 
     class Switch(nn.Module):
         def __init__(self):
@@ -326,16 +332,16 @@ def test_a_parameter_without_a_gradient_is_not_touched():
             return self.b(self.a(x)) if self.use_b else self.a(x)
 
     def loop(model, optimizer):
-        for step, model.use_b in enumerate([True, False, True, False]):
+        for step, model.use_b in enumerate([True, True, False, True, False]):
             plain_step(model, optimizer, step)
 
     results = []
     for is_ours in (False, True):
         torch.manual_seed(0)
         model = Switch()
-        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        optimizer = OPTIMIZERS[optimizer_name](model.parameters())
         if is_ours:
-            spread(model, optimizer)
+            spread(model, optimizer, bucket_bytes=bucket_bytes)
         loop(model, optimizer)
         results.append(state(model))
     assert_same(*results)
