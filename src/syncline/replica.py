@@ -123,6 +123,7 @@ class Replica:
         self._shard = self.my_shards[0]
         self._is_shard_closed = False
         self._is_sent = False
+        self._next_send = 0
         self._told = [0.0] * self.shards
         self._scale = 1.0 / self.shards
         self._without: frozenset[int] = frozenset()
@@ -417,8 +418,6 @@ class Replica:
                 return
             self._next_send += 1
             self._lane.submit(self._run_gradient_ready, bucket)
-
-    _next_send = 0
 
     def _close_shard(self) -> None:
         """Take what autograd has left of this shard's gradients."""

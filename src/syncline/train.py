@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import logging
 import math
 import statistics
 import time
@@ -37,8 +36,6 @@ from syncline.report.progress import Progress
 from syncline.seeds import seed_for
 from syncline.session import Session, close_session, fail_session, open_session
 from syncline.strategies import STRATEGIES
-
-log = logging.getLogger("syncline")
 
 EVALUATION_BATCH = 256
 

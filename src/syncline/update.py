@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -170,23 +171,15 @@ class StripUpdate:
         if self._reach is Reach.PARAMETER:
             return [self._run_of([piece], piece.start, piece.stop) for piece in pieces]
         runs: list[Run] = []
-        stretch: list[Piece] = []
-        for piece in pieces:
-            settings = self.hyper[self._group_of(piece.slot)]
-            is_whole = bool(settings.get("fused") or settings.get("foreach"))
-            if stretch and (
-                not merge or self._group_of(piece.slot) != self._group_of(stretch[0].slot)
-            ):
-                runs += self._cut_stretch(stretch, is_whole=is_whole)
-                stretch = []
-            stretch.append(piece)
-        if stretch:
-            settings = self.hyper[self._group_of(stretch[0].slot)]
-            is_whole = bool(settings.get("fused") or settings.get("foreach"))
-            runs += self._cut_stretch(stretch, is_whole=is_whole)
+        for _, stretch in itertools.groupby(
+            pieces, lambda piece: self._group_of(piece.slot) if merge else piece.slot.number
+        ):
+            runs += self._cut_stretch(list(stretch))
         return runs
 
-    def _cut_stretch(self, stretch: list[Piece], *, is_whole: bool) -> list[Run]:
+    def _cut_stretch(self, stretch: list[Piece]) -> list[Run]:
+        settings = self.hyper[self._group_of(stretch[0].slot)]
+        is_whole = settings.get("fused") or settings.get("foreach")
         first, last = stretch[0].start, stretch[-1].stop
         length = last - first if is_whole else CACHE_ELEMENTS
         runs = []

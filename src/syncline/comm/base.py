@@ -42,7 +42,6 @@ class Strips:
 
     memory: Memory
     cuts: tuple[int, ...]
-    plan: Any = field(default=None, repr=False)
 
     def mine(self, position: int) -> torch.Tensor:
         return self.memory.mine[self.cuts[position] : self.cuts[position + 1]]

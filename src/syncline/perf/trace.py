@@ -18,9 +18,6 @@ class Task:
     start_s: float
     end_s: float
 
-    def overlaps(self, other: Task) -> bool:
-        return self.start_s < other.end_s and other.start_s < self.end_s
-
 
 class Recorder:
     """Collects the tasks of one rank. Appending is atomic, so both lanes may write."""
