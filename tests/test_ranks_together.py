@@ -204,7 +204,7 @@ def test_each_rank_holds_its_share_of_the_optimizer_state():
             value.numel()
             for bucket in replica.buckets
             for slot in bucket.slots
-            for _, _, state in bucket._update.held_of(slot)
+            for _, _, state in bucket.update.held_of(slot)
             for value in state.values()
         )
 

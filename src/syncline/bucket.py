@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
@@ -51,6 +52,24 @@ class Slot:
         self.num_elements = self.parameter.numel()
 
 
+class Update(Protocol):
+    """The user's optimizer on one strip, with the state that it keeps for it."""
+
+    hyper: list[dict[str, Any]]
+    """The settings of each parameter group for the next run."""
+
+    def run(self) -> None: ...
+
+    def leave_out(self, numbers: Set[int]) -> None:
+        """Do not touch these parameters in the next run: no rank has a gradient for them."""
+
+    def held_of(self, slot: Slot) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        """Yield what is held of a parameter: first and last element in the bucket, and state."""
+
+    def load_state(self, slot: Slot, state: dict[str, Any]) -> None:
+        """Take this strip's part of a parameter's whole state."""
+
+
 @dataclass(eq=False)
 class Bucket:
     """Some parameters that are reduced, updated and gathered together."""
@@ -65,11 +84,11 @@ class Bucket:
     untaken: int = 0
     is_in_flight: bool = False
     ready: threading.Event = field(default_factory=threading.Event)
-    _update: object = None
+    update: Update = field(init=False)
 
     def update_strip(self) -> None:
         """Run the user's optimizer on this rank's strip."""
-        self._update.run()  # type: ignore[attr-defined]  # set by the replica at start
+        self.update.run()
 
     @property
     def size_bytes(self) -> int:

@@ -54,7 +54,7 @@ from syncline.parameters import (
     waiters,
 )
 from syncline.perf.trace import Recorder
-from syncline.update import Reach, StripUpdate, find_reach, snapshot
+from syncline.update import Reach, StripUpdate, find_reach, idle_copy, snapshot
 
 if TYPE_CHECKING:
     from syncline.strategies.base import Strategy
@@ -104,8 +104,10 @@ class Replica:
 
         strategy.check(comm.size, self.shards)
         self._slots = self._find_parameters()
+        self._parameters = [slot.parameter for slot in self._slots]
         self._slot_of = {id(slot.parameter): slot for slot in self._slots}
         self.reach = find_reach(optimizer)
+        self._idle_optimizer = idle_copy(optimizer)
         total_bytes = sum(s.num_elements * s.parameter.dtype.itemsize for s in self._slots)
         self.overlap = total_bytes >= INLINE_BYTES if overlap is None else overlap
         # Without overlap several buckets would only mean several meetings.
@@ -126,11 +128,12 @@ class Replica:
         self._next_send = 0
         self._told = [0.0] * self.shards
         self._scale = 1.0 / self.shards
-        self._without: frozenset[int] = frozenset()
+        self._without: set[int] = set()
+        self._versions: list[int] = []
 
         self._broadcast_start()
         self.buffers = Buffers(model, comm, self.spread, self._num_slots)
-        self._versions = [version_of(slot.parameter) for slot in self._slots]
+        self._note_versions()
         self._handles = [*self._hook_state(), *self._hook_optimizer()]
         self._gradient_handles = list(self._hook_parameters())
         self._use_handles = list(self._hook_modules())
@@ -327,7 +330,7 @@ class Replica:
         comm.barrier()
         for bucket in self.buckets:
             low, high = bucket.parameters.cuts[comm.position : comm.position + 2]
-            bucket._update = StripUpdate(
+            bucket.update = StripUpdate(
                 self.optimizer, bucket, low, high, self.reach, self._group_number
             )
             bucket.untaken = len(bucket.slots)
@@ -499,13 +502,13 @@ class Replica:
     # Step.
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """Runs in place of the optimizer's own step, which then finds no gradients."""
+        """Runs in place of the optimizer's own step, which is left with nothing to do."""
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
-        result = None
+        instead: dict[str, Any] = {}
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-            result = (args[:1], {"closure": lambda: loss})
+            instead["closure"] = lambda: loss
         self._lane.check()
         self._check_unchanged()
         if self._is_sent and any(raw_grad(slot.parameter) is not None for slot in self._slots):
@@ -533,22 +536,25 @@ class Replica:
             for bucket in self.buckets:
                 bucket.is_in_flight = False
         # Writes by the lane or another rank raise no version counter by themselves.
-        torch.autograd.graph.increment_version([slot.parameter for slot in self._slots])
-        self._note_versions()
-        for slot in self._slots:
-            if self.overlap:
-                become(slot.parameter, InFlight)
-        return result
+        torch.autograd.graph.increment_version(self._parameters)
+        self._versions = [version + 1 for version in self._versions]
+        if self.overlap:
+            for parameter in self._parameters:
+                become(parameter, InFlight)
+        return (self._idle_optimizer,), instead
 
     def _check_unchanged(self) -> None:
-        for slot, version in zip(self._slots, self._versions, strict=True):
-            if version_of(slot.parameter) != version and not self._private_parameters:
-                raise UsageError(
-                    f"parameter {slot.name} was changed in place outside the optimizer, but the "
-                    "ranks of a machine share one copy: each rank's change would add to the "
-                    "others'. Change parameters before distribute(), load them with "
-                    "load_state_dict(), or use distribute(..., private_parameters=True)."
-                )
+        versions = [version_of(parameter) for parameter in self._parameters]
+        if versions != self._versions and not self._private_parameters:
+            pairs = zip(self._slots, versions, self._versions, strict=True)
+            name = next(slot.name for slot, now, then in pairs if now != then)
+            raise UsageError(
+                f"parameter {name} was changed in place outside the optimizer, but the ranks of a "
+                "machine share one copy: each rank's change would add to the others'. Change "
+                "parameters before distribute(), load them with load_state_dict(), or use "
+                "distribute(..., private_parameters=True)."
+            )
+        self._versions = versions
         for parameter in self._frozen:
             if parameter.requires_grad:
                 raise UsageError(
@@ -563,7 +569,7 @@ class Replica:
             )
 
     def _note_versions(self) -> None:
-        self._versions = [version_of(slot.parameter) for slot in self._slots]
+        self._versions = [version_of(parameter) for parameter in self._parameters]
 
     def _write_flags(self) -> None:
         flags = [float(slot.has_gradient) for slot in self._slots]
@@ -597,19 +603,18 @@ class Replica:
     def _run_step_entered(self, number: int) -> None:
         self._note("step")
         self.strategy.step_entered(Step(number, self._flags, self.buffers.statistics))
-        num_slots = len(self._slots)
-        flags = self._flags.result[: num_slots + 1].tolist()
-        without = frozenset(number for number in range(num_slots) if not flags[number])
+        *has_gradient, has_changed_buffers = self._flags.result.tolist()[: -self.shards]
+        without = {number for number, has in enumerate(has_gradient) if not has}
         if without != self._without:
             self._without = without
             for bucket in self.buckets:
-                bucket._update.leave_out(without)  # type: ignore[attr-defined]
-        self.buffers.end_step(self._lay_out_comm, flags[num_slots] > 0)
+                bucket.update.leave_out(without)
+        self.buffers.end_step(self._lay_out_comm, has_changed_buffers > 0)
 
     def _run_before_use(self, bucket: Bucket, hyper: list[dict[str, Any]]) -> None:
         self._note("update", bucket.index)
         started = time.perf_counter()
-        bucket._update.hyper = hyper  # type: ignore[attr-defined]
+        bucket.update.hyper = hyper
         self.strategy.before_use(bucket)
         if self.recorder is not None:
             self.recorder.add("comm", "gather", bucket.index, bucket.step, started)
@@ -665,6 +670,8 @@ class Replica:
     def discard_gradients(self) -> None:
         """Drop this step's gradients. Call it on every rank, or on none."""
         self._finish_backward()
+        # Peers may be adding up what was sent here; the next backward writes over it.
+        self._lane.submit(self._lay_out_comm.barrier)
         self._lane.drain()
         self.step_number -= 1
         self._begin_next_step()
@@ -710,7 +717,7 @@ class Replica:
         for bucket in self.buckets:
             for slot in bucket.slots:
                 if slot.name in state:
-                    bucket._update.load_state(slot, state[slot.name])  # type: ignore[attr-defined]
+                    bucket.update.load_state(slot, state[slot.name])
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
         """Return the whole optimizer state by parameter name. Every rank calls it."""

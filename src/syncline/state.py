@@ -30,9 +30,8 @@ class _Entry(msgspec.Struct):
 def _held(bucket: Bucket) -> list[tuple[_Entry, torch.Tensor | None]]:
     """List what this rank's strip of a bucket holds, in a fixed order."""
     found: list[tuple[_Entry, torch.Tensor | None]] = []
-    update: Any = bucket._update
     for slot in bucket.slots:
-        for first, last, state in update.held_of(slot):
+        for first, last, state in bucket.update.held_of(slot):
             start, stop = first - slot.offset, last - slot.offset
             for key, value in sorted(state.items()):
                 entry = _Entry(slot.name, start, stop, key)

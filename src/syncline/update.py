@@ -16,7 +16,7 @@ import copy
 import inspect
 import itertools
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -61,6 +61,16 @@ def _clone(
     clone._optimizer_step_pre_hooks = OrderedDict()
     clone._optimizer_step_post_hooks = OrderedDict()
     return clone
+
+
+def idle_copy(optimizer: Optimizer) -> Optimizer:
+    """Return a copy that holds no parameters, to stand in where the optimizer has nothing to do."""
+    idle = _clone(optimizer, [], [])
+    try:
+        idle.step()
+    except Exception:  # one that looks at its groups' settings
+        idle = _clone(optimizer, [()] * len(optimizer.param_groups), snapshot(optimizer))
+    return idle
 
 
 def _try(
@@ -158,7 +168,7 @@ class StripUpdate:
         self.hyper = snapshot(optimizer)
         self.runs = self._cut(list(pieces_of(bucket, start, stop)), merge=reach is Reach.ELEMENT)
         self._is_merged = any(len(run.pieces) > 1 for run in self.runs)
-        self._without: frozenset[int] = frozenset()
+        self._without: Set[int] = frozenset()
         groups: list[list[torch.Tensor]] = [[] for _ in self.hyper]
         for run in self.runs:
             groups[run.group].append(run.tensor)
@@ -204,7 +214,7 @@ class StripUpdate:
         tensor.grad = gradient
         return Run(start, stop, tensor, gradient, self._group_of(slot), pieces)
 
-    def leave_out(self, numbers: frozenset[int]) -> None:
+    def leave_out(self, numbers: Set[int]) -> None:
         """Do not touch these parameters in the next update: no rank has a gradient for them."""
         if numbers == self._without:
             return

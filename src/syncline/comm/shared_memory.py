@@ -2,9 +2,8 @@
 
 The machine's leader makes each segment as a memfd and hands it over a Unix socket: no name, so it
 vanishes with the last process, also after kill -9. A collective is a rendezvous: every rank
-writes the number of its collective on a board; the last to come rings the doorbells (eventfd) of
-the others, who sleep in poll(2). The order of collectives is the same on every rank, so one number
-is enough.
+writes the number of its collective on a board; the last to come rings the doorbell, on which the
+others sleep. The order of collectives is the same on every rank, so one number is enough.
 
 Publishing a number after the data relies on stores becoming visible in order, which x86-64
 guarantees; `is_supported` says no elsewhere.
@@ -27,7 +26,7 @@ from syncline.comm.alone import Alone
 from syncline.comm.base import Communicator, Memory, Partials, Strips
 from syncline.comm.control import Control
 from syncline.comm.tree import prepare_sum
-from syncline.errors import CommError, RankFailed
+from syncline.errors import CommError
 
 _SCRATCH_BYTES = 1 << 20
 _LINE_BYTES = 64
@@ -108,8 +107,40 @@ class Star:
             sock.close()
 
 
+class Bell:
+    """A doorbell that wakes every rank of a communicator in one call.
+
+    One eventfd for all: had each its own, the first to wake could take the core from the one who
+    rings, and the rest would sleep on. Nobody reads it: each rank's epoll reports every ring once.
+    """
+
+    def __init__(self, star: Star) -> None:
+        if star.leads:
+            self._file = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            for rank in star.links:
+                star.give(rank, [self._file])
+        else:
+            (self._file,) = star.take(1)
+        self._poll = select.epoll()
+        self._poll.register(self._file, select.EPOLLIN | select.EPOLLET)
+        star.control.on_failure(lambda failure: self.ring())
+
+    def ring(self) -> None:
+        if self._file >= 0:
+            os.eventfd_write(self._file, 1)
+
+    def sleep(self) -> None:
+        """Sleep until somebody rings, a peer is gone, or a second has passed."""
+        self._poll.poll(1.0)
+
+    def close(self) -> None:
+        file, self._file = self._file, -1
+        self._poll.close()
+        os.close(file)
+
+
 class Machine:
-    """What the ranks of one machine share below any communicator: doorbells and a star."""
+    """What the ranks of one machine share below any communicator: a star."""
 
     def __init__(self, control: Control, memory_links: dict[int, socket.socket]) -> None:
         place = control.place
@@ -117,25 +148,6 @@ class Machine:
         self.rank = place.rank
         self.local_ranks = place.local_ranks
         self.star = Star(control, memory_links, leads=place.local_rank == 0)
-        self._bells = dict(zip(place.local_ranks, self._share_doorbells(), strict=True))
-        self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._poll = select.poll()
-        self._poll.register(self._bells[self.rank], select.POLLIN)
-        self._poll.register(self._alarm, select.POLLIN)
-        control.on_failure(self._sound_alarm)
-
-    def _share_doorbells(self) -> list[int]:
-        size = len(self.local_ranks)
-        if not self.star.leads:
-            return self.star.take(size)
-        files = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(size)]
-        for rank in self.star.links:
-            self.star.give(rank, files)
-        return files
-
-    def _sound_alarm(self, failure: RankFailed) -> None:
-        if self._alarm >= 0:
-            os.eventfd_write(self._alarm, 1)
 
     def connect(self, ranks: Sequence[int]) -> Star | None:
         """Make a star of some ranks, the first of them leading. Every rank of the machine calls.
@@ -164,23 +176,6 @@ class Machine:
         links = {to: socket.socket(fileno=file) for to, file in mine.items()}
         return Star(self.control, links, leads=self.rank == leader)
 
-    def ring(self, ranks: Sequence[int]) -> None:
-        for rank in ranks:
-            os.eventfd_write(self._bells[rank], 1)
-
-    def sleep(self) -> None:
-        """Sleep until somebody rings, a peer is gone, or a second has passed."""
-        for file, _ in self._poll.poll(1000):
-            if file != self._alarm:
-                os.eventfd_read(file)
-
-    def close(self) -> None:
-        alarm, self._alarm = self._alarm, -1
-        for file in [*self._bells.values(), alarm]:
-            os.close(file)
-        self._bells = {}
-        self.star.close()
-
 
 def _refuse_what_does_not_fit(size_bytes: int) -> None:
     """Say no while it is cheap: memory that is not there kills the process at first touch."""
@@ -207,7 +202,7 @@ class SharedMemory:
         self.ranks = tuple(ranks)
         self.size = len(self.ranks)
         self.position = self.ranks.index(machine.rank)
-        self._others = [rank for rank in ranks if rank != machine.rank]
+        self._bell = Bell(star)
         # One cache line per rank, so that ranks do not fight over lines; the first word counts.
         self._board = memoryview(star.segment(self.size * _LINE_BYTES)).cast("q")
         self._words = [position * (_LINE_BYTES // 8) for position in range(self.size)]
@@ -230,11 +225,11 @@ class SharedMemory:
         with self._fence:
             pass
         if all(board[word] >= count for word in self._words):
-            self._machine.ring(self._others)
+            self._bell.ring()
             return
         started = time.monotonic()
         while True:
-            self._machine.sleep()
+            self._bell.sleep()
             late = [at for at, word in enumerate(self._words) if board[word] < count]
             if not late:
                 return
@@ -338,7 +333,5 @@ class SharedMemory:
         return None if star is None else SharedMemory(self._machine, wanted, star)
 
     def close(self) -> None:
-        if self._star is self._machine.star:
-            self._machine.close()
-        else:
-            self._star.close()
+        self._bell.close()
+        self._star.close()
