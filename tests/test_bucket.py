@@ -44,11 +44,13 @@ def test_every_parameter_lies_in_one_bucket_aligned_and_apart(numbers, bucket_by
         assert payload <= bucket_bytes + 128 * len(bucket.slots) or len(bucket.slots) == 1
 
 
-@given(sizes, st.integers(1, 9), st.booleans())
-def test_strips_cover_the_bucket_and_end_at_blocks(numbers, size, inside):
+@given(sizes, st.integers(1, 9), st.integers(0, 8), st.booleans())
+def test_strips_cover_the_bucket_and_end_at_blocks(numbers, owners, others, inside):
     (bucket,) = cut_buckets(slots_of(numbers), 1 << 30)
-    cuts = cut_strips(bucket, size, inside_parameters=inside)
+    size = owners + others
+    cuts = cut_strips(bucket, size, inside_parameters=inside, num_owners=owners)
     assert len(cuts) == size + 1
+    assert set(cuts[owners:]) == {bucket.num_elements}
     assert (cuts[0], cuts[-1]) == (0, bucket.num_elements)
     assert list(cuts) == sorted(cuts)
     pieces = [

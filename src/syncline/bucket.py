@@ -167,11 +167,14 @@ def cut_buckets(slots: Sequence[Slot], bucket_bytes: int, first_index: int = 0) 
     return buckets
 
 
-def cut_strips(bucket: Bucket, size: int, *, inside_parameters: bool) -> tuple[int, ...]:
+def cut_strips(
+    bucket: Bucket, size: int, *, inside_parameters: bool, num_owners: int | None = None
+) -> tuple[int, ...]:
     """Cut a bucket into `size` strips, as equal as the allowed places permit.
 
     With `inside_parameters` a strip may end at any whole block of a parameter; without, only
-    between parameters, for optimizers that need to see a parameter whole.
+    between parameters, for optimizers that need to see a parameter whole. With `num_owners` only
+    the first so many get anything.
     """
     allowed: list[int] = []
     for slot in bucket.slots:
@@ -181,12 +184,13 @@ def cut_strips(bucket: Bucket, size: int, *, inside_parameters: bool) -> tuple[i
             allowed.extend(slot.offset + at for at in more)
     allowed.append(bucket.num_elements)
     cuts = [0]
-    for position in range(1, size):
-        ideal = bucket.num_elements * position / size
+    num_owners = num_owners or size
+    for position in range(1, num_owners):
+        ideal = bucket.num_elements * position / num_owners
         at = bisect_left(allowed, ideal)
         near = [allowed[i] for i in (at - 1, at) if 0 <= i < len(allowed)]
         cuts.append(max(cuts[-1], min(near, key=lambda place: abs(place - ideal))))
-    return (*cuts, bucket.num_elements)
+    return (*cuts, *[bucket.num_elements] * (1 + size - num_owners))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ after its bucket was sent is refused, never dropped.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -272,10 +273,10 @@ class Replica:
         seen = dict.fromkeys(slot.number for slot in self._order if slot.number in used)
         order = [*seen, *(number for number in sorted(used) if number not in seen)]
         idle = [slot.number for slot in self._slots if slot.number not in used]
-        told = exchange_bytes(self.comm, msgspec.json.encode([order, idle]))
-        order, idle = msgspec.json.decode(
-            told[self.comm.ranks.index(min(self.comm.ranks))], type=tuple[list[int], list[int]]
-        )
+        mine = msgspec.json.encode([order, idle, os.cpu_count() or 1])
+        told = exchange_bytes(self.comm, mine)[self.comm.ranks.index(min(self.comm.ranks))]
+        layout = tuple[list[int], list[int], int]
+        order, idle, self._num_cores = msgspec.json.decode(told, type=layout)
         self._ordered = [self._slots[number] for number in order]
         self._idle = [self._slots[number] for number in idle]
         # A bucket of parameters without use is sent last, so that it holds up no other.
@@ -317,7 +318,9 @@ class Replica:
                 comm.allocate(bucket.num_elements, bucket.dtype) for _ in range(self._num_slots)
             ]
             inside = self.reach is not Reach.PARAMETER
-            cuts = cut_strips(bucket, comm.size, inside_parameters=inside)
+            cuts = cut_strips(
+                bucket, comm.size, inside_parameters=inside, num_owners=self._num_owners(comm)
+            )
             bucket.parameters = Strips(memory, cuts)
             bucket.gradient = Partials(slots, cuts, self.spread, 1.0)
             writes = not memory.is_common or comm.size == 1 or self._writes_common(comm)
@@ -336,6 +339,14 @@ class Replica:
             bucket.untaken = len(bucket.slots)
         self._make_flags(comm)
         self._norm: Norm | None = None
+
+    def _num_owners(self, comm: Communicator) -> int:
+        """Say over how many ranks the update is spread."""
+        if self.overlap:
+            return comm.size
+        # Small strips cost calls rather than arithmetic: more of them than a machine has cores
+        # would only take longer.
+        return comm.num_machines * min(comm.size // comm.num_machines, self._num_cores)
 
     def _writes_common(self, comm: Communicator) -> bool:
         """Say whether this rank fills the machine's common memory at the start."""

@@ -16,6 +16,7 @@ class Alone:
     name = "alone"
     position = 0
     size = 1
+    num_machines = 1
 
     def __init__(self, rank: int = 0) -> None:
         self.ranks = (rank,)

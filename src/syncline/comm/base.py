@@ -88,6 +88,11 @@ class Communicator(Protocol):
     def ranks(self) -> tuple[int, ...]:
         """The world's ranks in this communicator, by position."""
 
+    @property
+    def num_machines(self) -> int:
+        """On how many machines they are. Positions go round the machines, so that the first
+        `num_machines` lie on as many machines, and so on."""
+
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
         """Return zeroed memory of this rank's own. Every rank calls it, with the same numbers."""
 

@@ -28,18 +28,18 @@ class Hierarchical:
         """`machines[m]` are the world's ranks on machine m, by local rank."""
         self._inside = inside
         self._across = across
-        self._num_machines = len(machines)
+        self.num_machines = len(machines)
         self._local_size = len(machines[0])
         self._machine = across.position
         self.name = f"{inside.name} inside machines, {across.name} across"
-        self.size = self._num_machines * self._local_size
+        self.size = self.num_machines * self._local_size
         # Position = strip number: the strips of a column lie side by side.
         self.ranks = tuple(
             machines[machine][local]
             for local in range(self._local_size)
-            for machine in range(self._num_machines)
+            for machine in range(self.num_machines)
         )
-        self.position = inside.position * self._num_machines + self._machine
+        self.position = inside.position * self.num_machines + self._machine
         self._machines = machines
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
@@ -49,8 +49,8 @@ class Hierarchical:
         return self._inside.allocate_common(num_elements, dtype)
 
     def _strips_of_column(self, cuts: tuple[int, ...]) -> list[tuple[int, int]]:
-        first = self._inside.position * self._num_machines
-        return [(cuts[first + at], cuts[first + at + 1]) for at in range(self._num_machines)]
+        first = self._inside.position * self.num_machines
+        return [(cuts[first + at], cuts[first + at + 1]) for at in range(self.num_machines)]
 
     def _prepare(self, partials: Partials) -> Callable[[str], None]:
         """Prepare both stages: sums of the machine's own nodes, then the exchange across."""
@@ -58,17 +58,17 @@ class Hierarchical:
         low, high = strips[0][0], strips[-1][1]
         root = (0, partials.spread.shards)
         machine_nodes: list[list[Node]] = []
-        for machine in range(self._num_machines):
+        for machine in range(self.num_machines):
             shards = [
                 shard
                 for local in range(self._local_size)
-                for node in partials.spread.nodes[local * self._num_machines + machine]
+                for node in partials.spread.nodes[local * self.num_machines + machine]
                 for shard in node
             ]
             machine_nodes.append(cover(root, min(shards), max(shards)))
         sources: list[tuple[Node, torch.Tensor]] = []
         for local in range(self._local_size):
-            nodes = partials.spread.nodes[local * self._num_machines + self._machine]
+            nodes = partials.spread.nodes[local * self.num_machines + self._machine]
             for node, slot in zip(nodes, partials.slots, strict=False):
                 assert slot.peers is not None
                 sources.append((node, slot.peers[local][low:high]))
@@ -114,7 +114,7 @@ class Hierarchical:
     def all_gather(self, strips: Strips) -> None:
         column = self._strips_of_column(strips.cuts)
         pieces = [strips.memory.mine[start:stop] for start, stop in column]
-        peers = [machine for machine in range(self._num_machines) if machine != self._machine]
+        peers = [machine for machine in range(self.num_machines) if machine != self._machine]
         self._across.exchange(
             [(peer, pieces[self._machine]) for peer in peers],
             [(peer, pieces[peer]) for peer in peers],
@@ -123,7 +123,7 @@ class Hierarchical:
         if strips.memory.is_common:
             self._inside.barrier()
         else:
-            per_column = strips.cuts[:: self._num_machines]
+            per_column = strips.cuts[:: self.num_machines]
             self._inside.all_gather(Strips(strips.memory, per_column))
 
     def all_reduce(self, partials: Partials) -> None:
@@ -134,7 +134,7 @@ class Hierarchical:
         self.all_reduce(partials)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        local, machine = divmod(root, self._num_machines)
+        local, machine = divmod(root, self.num_machines)
         if self._inside.position == local:
             self._across.broadcast(tensor, machine)
         self._inside.broadcast(tensor, local)

@@ -41,7 +41,7 @@ class Network:
         self._is_batched = dist.get_backend(group) == "nccl"
         self.name = f"network ({dist.get_backend(group)})"
         self.ranks = tuple(ranks)
-        self.size = len(self.ranks)
+        self.size = self.num_machines = len(self.ranks)
         self.position = self.ranks.index(dist.get_rank())
         self._peers = [peer for peer in range(self.size) if peer != self.position]
         self._received = torch.empty(0, dtype=torch.uint8, device=self._device)

@@ -194,6 +194,7 @@ class SharedMemory:
     """Collectives among some or all ranks of one machine."""
 
     name = "shared memory"
+    num_machines = 1
 
     def __init__(self, machine: Machine, ranks: Sequence[int], star: Star) -> None:
         self._machine = machine
