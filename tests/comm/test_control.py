@@ -101,27 +101,28 @@ def test_a_rank_that_gets_nowhere_is_named_after_the_limit(comm):
 
 
 def test_nothing_is_left_after_everybody_was_killed():
-    def segments():
-        found = 0
-        for pid in filter(str.isdigit, os.listdir("/proc")):
+    def segments(processes):
+        """Return the numbers of the memory files that are mapped somewhere."""
+        found = set()
+        for pid in processes:
             try:
                 with open(f"/proc/{pid}/maps") as file:
-                    found += file.read().count("memfd:syncline")
+                    found |= {line.split()[4] for line in file if "memfd:syncline" in line}
             except OSError:
                 continue
         return found
 
-    before = os.listdir("/dev/shm")
     pids, pipes = start_ranks(2, train_forever)
     deadline = time.monotonic() + 20
-    while segments() == 0 and time.monotonic() < deadline:
+    while not (used := segments(pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert segments() > 0, "the ranks should be using shared memory by now"
+    assert used, "the ranks should be using shared memory by now"
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     assert collect(pids, pipes, 10.0) == [None, None]
-    assert segments() == 0
-    assert os.listdir("/dev/shm") == before
+    everybody = list(filter(str.isdigit, os.listdir("/proc")))
+    assert not used & segments(everybody)
+    assert not [name for name in os.listdir("/dev/shm") if "syncline" in name]
 
 
 def test_a_rank_with_the_wrong_key_is_refused_by_name(caplog):

@@ -268,14 +268,16 @@ class Control:
         with self._lock:
             if self.failure is not None:
                 return
-            self.failure = _HOW.get(how, RankDied)(rank, sentence)
+            failure = _HOW.get(how, RankDied)(rank, sentence)
+            if rank != self.place.rank:
+                # Before anybody can see it and leave.
+                log.error("rank %d: %s", self.place.rank, sentence)
+                failure.is_logged = True
+            self.failure = failure
             callbacks = list(self._callbacks)
         self._send_all(Message(gone=rank, how=how, why=sentence), but=source)
-        if rank != self.place.rank:
-            log.error("rank %d: %s", self.place.rank, sentence)
-            self.failure.is_logged = True
         for callback in callbacks:
-            callback(self.failure)
+            callback(failure)
 
     def _send_all(self, message: Message, but: int | None = None) -> None:
         frame = pack(message)
