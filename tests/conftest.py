@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import hypothesis
 import pytest
 import torch
 
@@ -11,6 +12,10 @@ from syncline import session
 
 # Threads of OpenMP do not survive the fork that starts ranks, and bits depend on their number.
 torch.set_num_threads(1)
+
+# How long an example takes depends on what else the machine does; pytest's own limit is enough.
+hypothesis.settings.register_profile("here", deadline=None)
+hypothesis.settings.load_profile("here")
 
 
 @pytest.fixture(autouse=True)
