@@ -82,6 +82,7 @@ class Bucket:
     gradient: Partials = field(init=False)
     step: int = 0
     untaken: int = 0
+    is_reduced: bool = False
     is_in_flight: bool = False
     ready: threading.Event = field(default_factory=threading.Event)
     update: Update = field(init=False)

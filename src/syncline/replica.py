@@ -43,7 +43,7 @@ from syncline.comm.base import Communicator, Partials, Strips, even_cuts, exchan
 from syncline.comm.control import Control
 from syncline.comm.tree import Spread, plan_leaves, shard_range
 from syncline.errors import UsageError
-from syncline.lane import Lane
+from syncline.lane import ALONE, Lane
 from syncline.parameters import (
     GradientTaken,
     Guarded,
@@ -126,6 +126,7 @@ class Replica:
         self._shard = self.my_shards[0]
         self._is_shard_closed = False
         self._is_sent = False
+        self._entered_step = -1
         self._next_send = 0
         self._told = [0.0] * self.shards
         self._scale = 1.0 / self.shards
@@ -191,7 +192,7 @@ class Replica:
             for tensor in [*self.model.parameters(), *self.model.buffers()]:
                 source = tensor.detach()
                 flat = source.contiguous()
-                self.comm.broadcast(flat, root)
+                self._lane.call(self.comm.broadcast, flat, root)
                 if flat.data_ptr() != source.data_ptr():
                     source.copy_(flat)
 
@@ -274,13 +275,14 @@ class Replica:
         order = [*seen, *(number for number in sorted(used) if number not in seen)]
         idle = [slot.number for slot in self._slots if slot.number not in used]
         mine = msgspec.json.encode([order, idle, os.cpu_count() or 1])
-        told = exchange_bytes(self.comm, mine)[self.comm.ranks.index(min(self.comm.ranks))]
+        everybody = self._lane.call(exchange_bytes, self.comm, mine)
+        told = everybody[self.comm.ranks.index(min(self.comm.ranks))]
         layout = tuple[list[int], list[int], int]
         order, idle, self._num_cores = msgspec.json.decode(told, type=layout)
         self._ordered = [self._slots[number] for number in order]
         self._idle = [self._slots[number] for number in idle]
         # A bucket of parameters without use is sent last, so that it holds up no other.
-        self.strategy.start(self, self.comm)
+        self._lane.call(self.strategy.start, self, self.comm)
         self._is_built = True
         for slot in self._slots:
             become(slot.parameter, GradientTaken if slot.fired else Parameter)
@@ -339,6 +341,16 @@ class Replica:
             bucket.untaken = len(bucket.slots)
         self._make_flags(comm)
         self._norm: Norm | None = None
+
+    def _channel_of(self, bucket: Bucket) -> int:
+        """Give a bucket's hooks one channel for good; buckets that are neighbours have others."""
+        if self._lay_out_comm.num_channels == 1:
+            return ALONE
+        return 1 + bucket.index % (self._lay_out_comm.num_channels - 1)
+
+    @property
+    def _step_channel(self) -> int:
+        return ALONE if self._lay_out_comm.num_channels == 1 else 0
 
     def _num_owners(self, comm: Communicator) -> int:
         """Say over how many ranks the update is spread."""
@@ -431,7 +443,8 @@ class Replica:
             if bucket.untaken:
                 return
             self._next_send += 1
-            self._lane.submit(self._run_gradient_ready, bucket)
+            bucket.is_reduced = False
+            self._lane.submit(self._run_gradient_ready, bucket, channel=self._channel_of(bucket))
 
     def _close_shard(self) -> None:
         """Take what autograd has left of this shard's gradients."""
@@ -534,11 +547,13 @@ class Replica:
             self._lane.submit(self._publish)
             self._finish_backward()
         hyper = snapshot(self.optimizer)
-        self._lane.submit(self._run_step_entered, self.step_number)
+        self._lane.submit(self._run_step_entered, self.step_number, channel=self._step_channel)
         for bucket in self.buckets:
             bucket.ready.clear()
             bucket.is_in_flight = True
-            self._lane.submit(self._run_before_use, bucket, hyper)
+            channel = self._channel_of(bucket)
+            use = (bucket, self.step_number, hyper)
+            self._lane.submit(self._run_before_use, *use, channel=channel)
         self._begin_next_step()
         if not self.overlap:
             started = time.perf_counter()
@@ -586,7 +601,8 @@ class Replica:
         flags = [float(slot.has_gradient) for slot in self._slots]
         flags += [float(self.buffers.has_changed_others), *self._told]
         # On the lane, in order: by then nobody reads the old flags any more.
-        self._lane.submit(self._flags_view.__setitem__, slice(None), flags)
+        write = self._flags_view.__setitem__
+        self._lane.submit(write, slice(None), flags, channel=self._step_channel)
 
     def _begin_next_step(self) -> None:
         self.step_number += 1
@@ -608,6 +624,7 @@ class Replica:
         self._note("reduce", bucket.index)
         started = time.perf_counter()
         self.strategy.gradient_ready(bucket)
+        bucket.is_reduced = True
         if self.recorder is not None:
             self.recorder.add("comm", "reduce", bucket.index, bucket.step, started)
 
@@ -621,8 +638,10 @@ class Replica:
             for bucket in self.buckets:
                 bucket.update.leave_out(without)
         self.buffers.end_step(self._lay_out_comm, has_changed_buffers > 0)
+        self._entered_step = number
 
-    def _run_before_use(self, bucket: Bucket, hyper: list[dict[str, Any]]) -> None:
+    def _run_before_use(self, bucket: Bucket, number: int, hyper: list[dict[str, Any]]) -> None:
+        self._lane.until(lambda: bucket.is_reduced and self._entered_step >= number)
         self._note("update", bucket.index)
         started = time.perf_counter()
         bucket.update.hyper = hyper
@@ -738,7 +757,9 @@ class Replica:
             return self._pending_state or {}
         self.synchronize()
         self._lane.drain()
-        return gather_optimizer_state(self._slots, self.buckets, self._lay_out_comm)
+        return self._lane.call(
+            gather_optimizer_state, self._slots, self.buckets, self._lay_out_comm
+        )
 
     def detach(self) -> None:
         """Take the hooks off; the model keeps its parameters, in memory of its own."""

@@ -24,8 +24,11 @@ from syncline.comm.alone import Alone
 from syncline.comm.base import Communicator
 from syncline.comm.control import Control
 from syncline.comm.hierarchical import Hierarchical
+from syncline.comm.hub import Hub
+from syncline.comm.network import Network, Transport
 from syncline.comm.rendezvous import Links, Place, local_address_towards, meet
 from syncline.comm.shared_memory import Machine, SharedMemory, is_supported
+from syncline.comm.streams import connect_streams
 from syncline.errors import CommError, ConfigError, UsageError
 from syncline.lane import Lane
 from syncline.launch.env import World, read_world
@@ -34,7 +37,8 @@ from syncline.replica import Replica
 log = logging.getLogger("syncline")
 
 MEETING_S = 60.0
-KINDS = ("auto", "shared_memory", "network")
+KINDS = ("auto", "shared_memory", "network", "torch")
+"""`network` is TCP of our own; `torch`, messages in torch.distributed's process group."""
 _SIOCGIFADDR = 0x8915
 
 
@@ -45,11 +49,13 @@ class Session:
         if kind not in KINDS:
             raise ConfigError("comm", f"got {kind!r}", f"it is one of {', '.join(KINDS)}", "")
         self.world = world
-        self.lane = Lane()
+        self.hub = Hub()
+        self.lane = Lane(self.hub)
         self.replicas: list[Replica] = []
         self.control: Control | None = None
         self.comm: Communicator = Alone(world.rank)
         self._links = Links()
+        self._store: Any = None  # kept: rank 0's is the one that serves the others
         self._owns_group = False
         self._is_closed = False
         self._error: BaseException | None = None
@@ -58,7 +64,8 @@ class Session:
 
     def _connect(self, kind: str, silent_s: float, hung_s: float) -> None:
         world = self.world
-        uses_network = kind == "network" or world.num_machines > 1
+        kind = "torch" if kind == "auto" and torch.cuda.is_available() else kind
+        uses_network = kind in ("network", "torch") or world.num_machines > 1
         if kind == "shared_memory" and uses_network:
             raise ConfigError(
                 "comm",
@@ -66,16 +73,17 @@ class Session:
                 "machines share no memory",
                 "Use 'auto': shared memory inside machines, the network across.",
             )
-        store = self._join_network(hung_s) if uses_network else None
-        place = self._find_place(store)
-        self._links = meet(place, store, world.address, MEETING_S)
+        self._store = self._join_network(kind, hung_s) if uses_network else None
+        place = self._find_place(self._store)
+        self._links = meet(place, self._store, world.address, MEETING_S)
         self.control = Control(place, self._links, silent_s=silent_s, hung_s=hung_s)
         self.control.on_failure(self.lane.fail)
-        self.comm = self._make_communicator(kind, place)
+        self.comm = self._make_communicator(kind)
 
-    def _join_network(self, hung_s: float) -> Any:
-        """Join torch's process group, or use the one that the user made; return its store."""
+    def _join_network(self, kind: str, hung_s: float) -> Any:
+        """Return the job's store; for `torch`, join the process group or use the user's own."""
         import torch.distributed as dist
+        from torch.distributed.rendezvous import rendezvous
 
         world = self.world
         assert world.address is not None
@@ -84,14 +92,17 @@ class Session:
             method = (
                 f"tcp://{world.address}:{world.port}" if world.launcher == "slurm" else "env://"
             )
-            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            timeout = datetime.timedelta(seconds=hung_s)
             try:
+                if kind != "torch":
+                    met = rendezvous(method, world.rank, world.size, timeout=timeout)
+                    return next(met)[0]
                 dist.init_process_group(
-                    backend,
+                    "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
                     init_method=method,
                     rank=world.rank,
                     world_size=world.size,
-                    timeout=datetime.timedelta(seconds=hung_s),
+                    timeout=timeout,
                 )
             except (RuntimeError, ValueError) as error:
                 if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
@@ -140,28 +151,24 @@ class Session:
             key,
         )
 
-    def _make_communicator(self, kind: str, place: Place) -> Communicator:
+    def _make_communicator(self, kind: str) -> Communicator:
         assert self.control is not None
-        if self.world.num_machines == 1 and kind != "network":
+        if self._store is None:
             if is_supported():
-                return SharedMemory.of_machine(Machine(self.control, self._links.memory))
+                return SharedMemory.of_machine(self._machine())
             raise ConfigError(
                 "comm",
                 "this processor does not keep stores in order",
                 "shared memory is made for x86-64",
                 "Use comm='network'.",
             )
-        import torch.distributed as dist
-
-        from syncline.comm.network import Network
-
-        assert dist.group.WORLD is not None
-        device = torch.device("cuda", self.world.local_rank) if torch.cuda.is_available() else None
-        everybody = Network(dist.group.WORLD, range(self.world.size), self.control, device)
+        transport = self._make_transport(kind)
+        everybody = Network(transport, range(self.world.size), self.control, self.hub)
+        everybody.barrier()  # nobody leaves, and takes the store along, before all have met
         if self.world.num_machines == 1:
             return everybody
         sizes = sorted({len(members) for members in self._machines})
-        if sizes == [1] or kind == "network":
+        if sizes == [1] or kind in ("network", "torch"):
             return everybody
         if len(sizes) > 1 or not is_supported():
             log.warning(
@@ -171,11 +178,33 @@ class Session:
                 else "it is made for x86-64",
             )
             return everybody
-        inside = SharedMemory.of_machine(Machine(self.control, self._links.memory))
+        inside = SharedMemory.of_machine(self._machine())
         column = [members[self.world.local_rank] for members in self._machines]
         across = everybody.group_of(column)
         assert isinstance(across, Network)
         return Hierarchical(inside, across, self._machines)
+
+    def _machine(self) -> Machine:
+        assert self.control is not None
+        return Machine(self.control, self.hub, self._links.memory)
+
+    def _make_transport(self, kind: str) -> Transport:
+        assert self.control is not None
+        assert self.world.address is not None
+        if kind != "torch":
+            to = self.world.address
+            return connect_streams(self.control, self.hub, self._store, to, MEETING_S)
+        import torch.distributed as dist
+
+        from syncline.comm.process_group import ProcessGroup
+
+        assert dist.group.WORLD is not None
+        device = (
+            torch.device("cuda", self.world.local_rank)
+            if torch.cuda.is_available()
+            else torch.device("cpu")
+        )
+        return ProcessGroup(dist.group.WORLD, self.control, device)
 
     def close(self, *, in_good_order: bool = True) -> None:
         """Finish what is on the lane, say farewell and give everything back."""

@@ -15,7 +15,7 @@ from torch import nn
 import syncline
 from ranks import collect, run_ranks, start_ranks
 from syncline.comm.handshake import Frames, answer, knock, pack
-from syncline.comm.rendezvous import Place, _read_address
+from syncline.comm.rendezvous import Place, read_address
 from syncline.errors import CommError, KeyRefused
 from syncline.session import current_session
 
@@ -204,10 +204,11 @@ class FakeStore:
 
 def test_what_the_store_says_is_checked_before_use():
     place = Place(1, 2, 0, (1,), 1, (0, 1), "job", b"")
-    assert _read_address(place, FakeStore(b"10.1.2.3 4567")) == ("10.1.2.3", 4567)
+    found = read_address(place, FakeStore(b"10.1.2.3 4567"), "control", 0)
+    assert found == (socket.AF_INET, ("10.1.2.3", 4567))
     for nonsense in (b"10.1.2.3; rm -rf 1", b"evil.example.com 80", b"10.1.2.3 99999", b"\xff\xfe"):
         with pytest.raises(CommError, match="somebody else writes there"):
-            _read_address(place, FakeStore(nonsense))
+            read_address(place, FakeStore(nonsense), "control", 0)
 
 
 def test_memory_that_is_not_there_is_refused_before_it_is_touched():

@@ -22,6 +22,7 @@ WORLDS = {
     "shared memory, 5 ranks": (5, 1, "auto"),
     "network, 2 ranks": (2, 1, "network"),
     "network, 3 ranks": (3, 1, "network"),
+    "torch, 2 ranks": (2, 1, "torch"),
     "2 machines with 2 ranks": (4, 2, "auto"),
     "3 machines with 2 ranks": (6, 3, "auto"),
 }

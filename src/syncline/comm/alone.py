@@ -17,6 +17,7 @@ class Alone:
     position = 0
     size = 1
     num_machines = 1
+    num_channels = 1
 
     def __init__(self, rank: int = 0) -> None:
         self.ranks = (rank,)

@@ -1,7 +1,8 @@
 """The communicator: the only door to other ranks. One contract, one test suite for all.
 
-Calls block and run on the comm lane, in the same order on every rank of the communicator; one
-thread at a time. Collectives work on memory that the communicator itself handed out:
+Calls block and run on the comm lane, on each channel (`hub.py`) in the same order on every rank of
+the communicator; one thread at a time. Collectives work on memory that the communicator itself
+handed out:
 
 - `allocate` gives each rank its own memory, which its peers may read as far as they can reach it;
 - `allocate_common` gives one memory to all ranks of a machine.
@@ -92,6 +93,10 @@ class Communicator(Protocol):
     def num_machines(self) -> int:
         """On how many machines they are. Positions go round the machines, so that the first
         `num_machines` lie on as many machines, and so on."""
+
+    @property
+    def num_channels(self) -> int:
+        """How many hooks it pays to have under way at once."""
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
         """Return zeroed memory of this rank's own. Every rank calls it, with the same numbers."""

@@ -40,6 +40,7 @@ class Hierarchical:
             for machine in range(self.num_machines)
         )
         self.position = inside.position * self.num_machines + self._machine
+        self.num_channels = across.num_channels
         self._machines = machines
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:

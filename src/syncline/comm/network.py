@@ -1,100 +1,88 @@
-"""Ranks on several machines: strips exchanged directly over torch.distributed.
+"""Ranks on several machines: strips exchanged directly.
 
 Each rank sends every peer the strip that the peer owns and adds up what it receives in the tree's
-order. Gloo's own reduce_scatter is slower than its all_reduce and adds in an order that depends on
-the number of ranks; a direct exchange moves the least bytes and keeps the order ours.
+order: the least bytes, and an order of summation that does not depend on the number of ranks.
 
-Gloo and NCCL authenticate nobody: only numbers travel here. NCCL is untested.
+The bytes are carried by a transport: `Streams` (TCP, for processors) or `ProcessGroup`
+(torch.distributed: NCCL where the model is on GPUs).
 """
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
-import torch.distributed as dist
 
 from syncline.comm.alone import Alone
 from syncline.comm.base import Communicator, Memory, Partials, Strips, even_cuts
 from syncline.comm.control import Control
+from syncline.comm.hub import NUM_CHANNELS, Hub
 from syncline.comm.tree import Node, Spread, prepare_sum
-from syncline.errors import CommError
 
 _SMALL_ELEMENTS = 1 << 14
 
+Message = tuple[int, torch.Tensor]
+"""A rank of the world, and what goes to it or comes from it."""
+
+
+class Transport(Protocol):
+    """Carries messages between ranks of the world."""
+
+    name: str
+    num_channels: int
+    device: torch.device
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
+        """Send and receive everything at once, and wait for all of it."""
+
+    def part(self, ranks: Sequence[int]) -> Transport:
+        """Return a transport for a group of some of the ranks, which alone call this."""
+
+    def close(self) -> None: ...
+
 
 class Network:
-    """Collectives by point-to-point messages in a torch.distributed group."""
+    """Collectives by messages from rank to rank."""
 
     def __init__(
-        self,
-        group: dist.ProcessGroup,
-        ranks: Sequence[int],
-        control: Control,
-        device: torch.device | None = None,
+        self, transport: Transport, ranks: Sequence[int], control: Control, hub: Hub
     ) -> None:
-        self._group = group
+        self._transport = transport
         self._control = control
-        self._device = device or torch.device("cpu")
-        self._is_batched = dist.get_backend(group) == "nccl"
-        self.name = f"network ({dist.get_backend(group)})"
+        self._hub = hub
+        self.name = f"network ({transport.name})"
+        self.num_channels = transport.num_channels
         self.ranks = tuple(ranks)
         self.size = self.num_machines = len(self.ranks)
-        self.position = self.ranks.index(dist.get_rank())
+        self.position = self.ranks.index(control.place.rank)
         self._peers = [peer for peer in range(self.size) if peer != self.position]
-        self._received = torch.empty(0, dtype=torch.uint8, device=self._device)
+        self._received = [self._empty(0, torch.uint8) for _ in range(NUM_CHANNELS)]
+
+    def _empty(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(num_elements, dtype=dtype, device=self._transport.device)
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
-        return Memory(torch.zeros(num_elements, dtype=dtype, device=self._device))
+        return Memory(self._empty(num_elements, dtype).zero_())
 
     def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
         return self.allocate(num_elements, dtype)
 
-    def exchange(
-        self,
-        sends: Sequence[tuple[int, torch.Tensor]],
-        receives: Sequence[tuple[int, torch.Tensor]],
-        what: str,
-    ) -> None:
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
         """Send to and receive from positions, everything at once, and wait for all of it."""
-        calls: list[tuple[Any, int, torch.Tensor]] = []
-        calls += [(dist.irecv, peer, tensor) for peer, tensor in receives if tensor.numel()]
-        calls += [(dist.isend, peer, tensor) for peer, tensor in sends if tensor.numel()]
-        try:
-            if self._is_batched:
-                ops = [
-                    dist.P2POp(call, tensor, self.ranks[peer], self._group)
-                    for call, peer, tensor in calls
-                ]
-                works: list[Any] = dist.batch_isend_irecv(ops) if ops else []
-            else:
-                works = [
-                    call(tensor, self.ranks[peer], group=self._group)
-                    for call, peer, tensor in calls
-                ]
-        except RuntimeError as error:
-            raise self._failure(what, error) from None
-        for work, (_, peer, _) in zip(works, calls, strict=False):
-            try:
-                work.wait()
-            except RuntimeError as error:
-                raise self._failure(what, error, self.ranks[peer]) from None
-
-    def _failure(self, what: str, error: Exception, peer: int | None = None) -> CommError:
-        if peer is not None and "imed out" in str(error):
-            self._control.call_hung(peer, self._control.hung_s, what)
-        return self._control.verdict() or CommError(
-            f"rank {self._control.place.rank}: {what} failed on the network: {error}"
+        self._transport.exchange(
+            [(self.ranks[peer], tensor) for peer, tensor in sends if tensor.numel()],
+            [(self.ranks[peer], tensor) for peer, tensor in receives if tensor.numel()],
+            what,
         )
 
-    def scratch(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory for what arrives; one exchange at a time uses it."""
+    def _scratch(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory for what arrives; a channel has one exchange at a time."""
         size_bytes = num_elements * dtype.itemsize
-        if self._received.numel() < size_bytes:
-            self._received = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
-        return self._received[:size_bytes].view(dtype)
+        channel = self._hub.channel
+        if self._received[channel].numel() < size_bytes:
+            self._received[channel] = self._empty(size_bytes, torch.uint8)
+        return self._received[channel][:size_bytes].view(dtype)
 
     def prepare(
         self,
@@ -108,17 +96,17 @@ class Network:
         """Prepare an exchange: `nodes[p]` are p's partial sums, `strips[p]` the elements p gets.
 
         `mine` are this rank's partial sums, whole, in the order of its nodes; `out` gets this
-        rank's strip of the sum.
+        rank's strip of the sum. What was prepared belongs to the channel that it was prepared on.
         """
         start, stop = strips[self.position]
         num_received = sum(len(nodes[peer]) for peer in self._peers)
-        scratch = self.scratch(num_received * (stop - start), out.dtype)
+        scratch = self._scratch(num_received * (stop - start), out.dtype)
         sends = [
             (peer, tensor[strips[peer][0] : strips[peer][1]])
             for peer in self._peers
             for tensor in mine
         ]
-        receives: list[tuple[int, torch.Tensor]] = []
+        receives: list[Message] = []
         sources: list[tuple[Node, torch.Tensor]] = []
         for peer in range(self.size):
             if peer == self.position:
@@ -131,8 +119,10 @@ class Network:
                 receives.append((peer, piece))
                 sources.append((node, piece))
         add_up = prepare_sum((0, shards), sources, out, scale)
+        channel = self._hub.channel
 
         def run(what: str) -> None:
+            assert self._hub.channel == channel, "another channel's scratch memory"
             self.exchange(sends, receives, what)
             add_up()
 
@@ -141,14 +131,17 @@ class Network:
     def publish(self, partials: Partials) -> None:
         pass
 
+    def _prepare_all(
+        self, partials: Partials, strips: Sequence[tuple[int, int]], out: torch.Tensor
+    ) -> Callable[[str], None]:
+        nodes = partials.spread.nodes
+        mine = [slot.mine for slot in partials.slots[: len(nodes[self.position])]]
+        return self.prepare(partials.spread.shards, nodes, mine, strips, out, partials.scale)
+
     def reduce_scatter(self, partials: Partials) -> None:
         if partials.plan is None:
-            nodes = partials.spread.nodes
-            mine = [slot.mine for slot in partials.slots[: len(nodes[self.position])]]
             strips = list(zip(partials.cuts, partials.cuts[1:], strict=False))
-            out = partials.strip(self.position)
-            shards = partials.spread.shards
-            partials.plan = self.prepare(shards, nodes, mine, strips, out, partials.scale)
+            partials.plan = self._prepare_all(partials, strips, partials.strip(self.position))
         partials.plan("reduce_scatter")
 
     def all_gather(self, strips: Strips) -> None:
@@ -166,14 +159,9 @@ class Network:
             self.all_gather(Strips(partials.slots[0], partials.cuts))
             return
         if partials.plan is None:
-            nodes = partials.spread.nodes
-            mine = [slot.mine for slot in partials.slots[: len(nodes[self.position])]]
-            everything = [(0, whole.numel())] * self.size
             partials.result = torch.empty_like(whole)
-            shards = partials.spread.shards
-            partials.plan = self.prepare(
-                shards, nodes, mine, everything, partials.result, partials.scale
-            )
+            everything = [(0, whole.numel())] * self.size
+            partials.plan = self._prepare_all(partials, everything, partials.result)
         partials.plan("all_reduce")
 
     def reduce(self, partials: Partials, root: int) -> None:
@@ -185,14 +173,21 @@ class Network:
             self.exchange([(root, pieces[self.position])], [], "reduce")
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        try:
-            dist.broadcast(tensor.detach(), self.ranks[root], group=self._group)
-        except RuntimeError as error:
-            raise self._failure("broadcast", error) from None
+        """Deal the root's tensor out in strips, then gather them: no link carries it N times."""
+        flat = tensor.detach().view(-1)
+        cuts = even_cuts(flat.numel(), self.size)
+        strips = Strips(Memory(flat), cuts)
+        if flat.numel() <= _SMALL_ELEMENTS:
+            strips = Strips(Memory(flat), (0,) * (root + 1) + (flat.numel(),) * (self.size - root))
+        elif self.position == root:
+            self.exchange([(peer, strips.mine(peer)) for peer in self._peers], [], "broadcast")
+        else:
+            self.exchange([], [(root, strips.mine(self.position))], "broadcast")
+        self.all_gather(strips)
 
     def barrier(self) -> None:
         token = Partials(
-            [Memory(torch.zeros(1, device=self._device))],
+            [self.allocate(1, torch.float32)],
             even_cuts(1, self.size),
             Spread.even(self.size, range(self.size)),
             1.0,
@@ -209,9 +204,7 @@ class Network:
             return None
         if len(ranks) == 1:
             return Alone(mine)
-        timeout = datetime.timedelta(seconds=self._control.hung_s)
-        group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
-        return Network(group, ranks, self._control, self._device)
+        return Network(self._transport.part(ranks), ranks, self._control, self._hub)
 
     def close(self) -> None:
-        pass
+        self._transport.close()

@@ -77,9 +77,11 @@ def _peer_credentials(sock: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def _accept(listener: socket.socket, place: Place, wanted: set[tuple[int, str]]) -> Links:
+def accept_all(
+    listener: socket.socket, place: Place, wanted: set[tuple[int, str]]
+) -> dict[tuple[int, str], socket.socket]:
     """Answer until every (rank, purpose) that is wanted has come; strangers are refused by name."""
-    links = Links()
+    came: dict[tuple[int, str], socket.socket] = {}
     while wanted:
         try:
             sock, address = listener.accept()
@@ -107,14 +109,11 @@ def _accept(listener: socket.socket, place: Place, wanted: set[tuple[int, str]])
             sock.close()
             continue
         wanted.discard((hello.rank, hello.purpose))
-        if hello.purpose == "memory":
-            links.memory[hello.rank] = sock
-        else:
-            links.children[hello.rank] = sock
-    return links
+        came[hello.rank, hello.purpose] = sock
+    return came
 
 
-def _connect(
+def connect_to(
     family: int, address: object, place: Place, purpose: str, to: int, timeout_s: float
 ) -> socket.socket:
     deadline = time.monotonic() + timeout_s
@@ -154,7 +153,7 @@ def meet(place: Place, store: Store | None, address: str | None, timeout_s: floa
     if not is_leader:
         leader = place.local_ranks[0]
         control, memory = (
-            _connect(socket.AF_UNIX, _unix_name(place), place, purpose, leader, timeout_s)
+            connect_to(socket.AF_UNIX, _unix_name(place), place, purpose, leader, timeout_s)
             for purpose in ("control", "memory")
         )
         return Links((leader, control), memory={leader: memory})
@@ -173,7 +172,8 @@ def meet(place: Place, store: Store | None, address: str | None, timeout_s: floa
             listener.listen(2 * len(members))
             listener.settimeout(timeout_s)
             wanted = {(rank, purpose) for rank in members for purpose in ("control", "memory")}
-            links = _accept(listener, place, wanted)
+            for (rank, purpose), sock in accept_all(listener, place, wanted).items():
+                (links.memory if purpose == "memory" else links.children)[rank] = sock
         others = [rank for rank in place.leaders if rank != 0]
         if others:
             assert store is not None, "several machines need a store"
@@ -181,33 +181,43 @@ def meet(place: Place, store: Store | None, address: str | None, timeout_s: floa
             if place.rank == 0:
                 links.children |= _answer_machines(place, store, address, others, timeout_s)
             else:
-                host, port = _read_address(place, store)
-                family = socket.getaddrinfo(host, port)[0][0]
-                parent = _connect(family, (host, port), place, "control", 0, timeout_s)
-                links.parent = (0, parent)
+                where = read_address(place, store, "control", 0)
+                links.parent = (0, connect_to(*where, place, "control", 0, timeout_s))
         return links
 
 
 def _answer_machines(
     place: Place, store: Store, address: str, others: list[int], timeout_s: float
 ) -> dict[int, socket.socket]:
+    with listen(place, store, address, "control", timeout_s) as listener:
+        came = accept_all(listener, place, {(rank, "control") for rank in others})
+        return {rank: sock for (rank, _), sock in came.items()}
+
+
+def listen(
+    place: Place, store: Store, address: str, purpose: str, timeout_s: float
+) -> socket.socket:
+    """Listen on the interface that leads to the job's address, and tell the others where."""
     host = local_address_towards(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.bind((host, 0))
-        listener.listen(len(others))
-        listener.settimeout(timeout_s)
-        store.set(f"syncline/{place.job}/control", f"{host} {listener.getsockname()[1]}")
-        return _accept(listener, place, {(rank, "control") for rank in others}).children
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.bind((host, 0))
+    listener.listen(place.size)
+    listener.settimeout(timeout_s)
+    port = listener.getsockname()[1]
+    store.set(f"syncline/{place.job}/{purpose}/{place.rank}", f"{host} {port}")
+    return listener
 
 
-def _read_address(place: Place, store: Store) -> tuple[str, int]:
-    """Read where rank 0 answers. Anybody may have written this, so it is checked before use."""
-    found = store.get(f"syncline/{place.job}/control").decode("ascii", "replace")
+def read_address(
+    place: Place, store: Store, purpose: str, rank: int
+) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    """Read where a rank listens. Anybody may have written this, so it is checked before use."""
+    found = store.get(f"syncline/{place.job}/{purpose}/{rank}").decode("ascii", "replace")
     match = re.fullmatch(r"([0-9a-fA-F.:]{2,45}) (\d{1,5})", found)
     if match is None or not 0 < int(match[2]) < 65536:
         raise CommError(
-            f"rank {place.rank} read {found!r:.80} from the job's store where rank 0's address "
-            "should be: somebody else writes there. Use a trusted network."
+            f"rank {place.rank} read {found!r:.80} from the job's store where rank {rank}'s "
+            "address should be: somebody else writes there. Use a trusted network."
         )
-    return match[1], int(match[2])
+    return socket.AF_INET6 if ":" in match[1] else socket.AF_INET, (match[1], int(match[2]))

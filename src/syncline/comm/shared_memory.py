@@ -25,6 +25,7 @@ import torch
 from syncline.comm.alone import Alone
 from syncline.comm.base import Communicator, Memory, Partials, Strips
 from syncline.comm.control import Control
+from syncline.comm.hub import NUM_CHANNELS, Hub
 from syncline.comm.tree import prepare_sum
 from syncline.errors import CommError
 
@@ -111,40 +112,35 @@ class Bell:
     """A doorbell that wakes every rank of a communicator in one call.
 
     One eventfd for all: had each its own, the first to wake could take the core from the one who
-    rings, and the rest would sleep on. Nobody reads it: each rank's epoll reports every ring once.
+    rings, and the rest would sleep on. Nobody reads it: each rank's hub reports every ring once.
     """
 
-    def __init__(self, star: Star) -> None:
+    def __init__(self, star: Star, hub: Hub) -> None:
         if star.leads:
             self._file = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             for rank in star.links:
                 star.give(rank, [self._file])
         else:
             (self._file,) = star.take(1)
-        self._poll = select.epoll()
-        self._poll.register(self._file, select.EPOLLIN | select.EPOLLET)
-        star.control.on_failure(lambda failure: self.ring())
+        self._hub = hub
+        hub.watch(self._file, select.EPOLLIN | select.EPOLLET)
+        star.control.on_failure(lambda failure: hub.wake())
 
     def ring(self) -> None:
-        if self._file >= 0:
-            os.eventfd_write(self._file, 1)
-
-    def sleep(self) -> None:
-        """Sleep until somebody rings, a peer is gone, or a second has passed."""
-        self._poll.poll(1.0)
+        os.eventfd_write(self._file, 1)
 
     def close(self) -> None:
-        file, self._file = self._file, -1
-        self._poll.close()
-        os.close(file)
+        self._hub.forget(self._file)
+        os.close(self._file)
 
 
 class Machine:
     """What the ranks of one machine share below any communicator: a star."""
 
-    def __init__(self, control: Control, memory_links: dict[int, socket.socket]) -> None:
+    def __init__(self, control: Control, hub: Hub, memory_links: dict[int, socket.socket]) -> None:
         place = control.place
         self.control = control
+        self.hub = hub
         self.rank = place.rank
         self.local_ranks = place.local_ranks
         self.star = Star(control, memory_links, leads=place.local_rank == 0)
@@ -195,6 +191,7 @@ class SharedMemory:
 
     name = "shared memory"
     num_machines = 1
+    num_channels = 1  # a meeting takes microseconds: there is nothing to fill
 
     def __init__(self, machine: Machine, ranks: Sequence[int], star: Star) -> None:
         self._machine = machine
@@ -203,11 +200,12 @@ class SharedMemory:
         self.ranks = tuple(ranks)
         self.size = len(self.ranks)
         self.position = self.ranks.index(machine.rank)
-        self._bell = Bell(star)
-        # One cache line per rank, so that ranks do not fight over lines; the first word counts.
+        self._hub = machine.hub
+        self._bell = Bell(star, machine.hub)
+        # One cache line per rank, so that ranks do not fight over lines: a count for each channel.
         self._board = memoryview(star.segment(self.size * _LINE_BYTES)).cast("q")
         self._words = [position * (_LINE_BYTES // 8) for position in range(self.size)]
-        self._count = 0
+        self._counts = [0] * NUM_CHANNELS
         self._fence = threading.Lock()
         self._scratch: Memory | None = None
 
@@ -218,20 +216,21 @@ class SharedMemory:
 
     def _rendezvous(self, what: str) -> None:
         """Wait until every rank has come as far as this one; the last to come wakes the others."""
-        self._count += 1
-        board, count = self._board, self._count
-        board[self._words[self.position]] = count
+        channel = self._hub.channel
+        self._counts[channel] += 1
+        board, count = self._board, self._counts[channel]
+        board[self._words[self.position] + channel] = count
         # Taking a lock is a full memory barrier: of two ranks that come at the same time at least
         # one sees the other, so at least one knows that all have come.
         with self._fence:
             pass
-        if all(board[word] >= count for word in self._words):
+        if all(board[word + channel] >= count for word in self._words):
             self._bell.ring()
             return
         started = time.monotonic()
         while True:
-            self._bell.sleep()
-            late = [at for at, word in enumerate(self._words) if board[word] < count]
+            self._hub.sleep()
+            late = [at for at, word in enumerate(self._words) if board[word + channel] < count]
             if not late:
                 return
             waited_s = time.monotonic() - started
@@ -251,7 +250,7 @@ class SharedMemory:
         return Memory(_as_tensor(segment, 0, num_elements, dtype), is_common=True)
 
     def publish(self, partials: Partials) -> None:
-        partials.told_by = self._count + 1
+        partials.told_by = self._counts[self._hub.channel] + 1
 
     def reduce_scatter(self, partials: Partials) -> None:
         if partials.plan is None:
@@ -293,7 +292,7 @@ class SharedMemory:
             everything = Partials(partials.slots, uncut, partials.spread, partials.scale)
             partials.plan = self.prepare(everything, 0, partials.result)
         told_by, partials.told_by = partials.told_by, None
-        if told_by is None or told_by > self._count:
+        if told_by is None or told_by > self._counts[self._hub.channel]:
             self._rendezvous("all_reduce")
         partials.plan()
 

@@ -1,0 +1,73 @@
+"""Where the comm lane sleeps: one epoll for doorbells, connections and new work.
+
+Whoever has to wait looks whether what it waits for has come, and otherwise calls `sleep`. On the
+lane's thread hooks are greenlets: `sleep` lets the others run and comes back when something has
+happened. Anywhere else it just sleeps. So a hook is written as if it were alone, and several are
+under way at once.
+
+Hooks that are under way at once use different channels. A channel's messages and meetings keep
+their order, which is the same on every rank; those of two channels may overtake each other.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable
+
+import greenlet
+
+NUM_CHANNELS = 5
+"""One for what belongs to a step as a whole, the others for buckets in turn."""
+
+
+class Hub:
+    """Sleeps for one thread at a time, and calls back what has happened."""
+
+    def __init__(self) -> None:
+        self.channel = 0
+        """Of the hook that runs."""
+        self._poll = select.epoll()
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll.register(self._waker, select.EPOLLIN | select.EPOLLET)
+
+    def watch(self, file: int, events: int, handler: Callable[[int], None] | None = None) -> None:
+        """Wake up on these events; tell the handler, if there is one, which they were."""
+        if handler is not None:
+            self._handlers[file] = handler
+        self._poll.register(file, events)
+
+    def change(self, file: int, events: int) -> None:
+        self._poll.modify(file, events)
+
+    def forget(self, file: int) -> None:
+        self._handlers.pop(file, None)
+        self._poll.unregister(file)
+
+    def wake(self) -> None:
+        """End the sleep, from any thread."""
+        if self._waker >= 0:
+            os.eventfd_write(self._waker, 1)
+
+    def sleep(self) -> None:
+        """Return when anything has happened, or after a second; the caller looks what it was."""
+        current = greenlet.getcurrent()
+        if current.parent is None:
+            self.poll(1.0)
+        else:
+            channel = self.channel
+            current.parent.switch()
+            self.channel = channel
+
+    def poll(self, timeout_s: float) -> None:
+        """Wait for events and hand them out."""
+        for file, events in self._poll.poll(timeout_s):
+            handler = self._handlers.get(file)
+            if handler is not None:
+                handler(events)
+
+    def close(self) -> None:
+        waker, self._waker = self._waker, -1
+        self._poll.close()
+        os.close(waker)

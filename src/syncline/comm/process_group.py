@@ -1,0 +1,68 @@
+"""Messages between ranks over torch.distributed: NCCL for GPUs, which is untested, or Gloo.
+
+One exchange at a time: Gloo's messages cannot be polled. Neither backend authenticates anybody:
+only numbers travel here.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from syncline.comm.control import Control
+from syncline.comm.network import Transport
+from syncline.errors import CommError
+
+
+class ProcessGroup:
+    """Point-to-point messages in a torch.distributed group."""
+
+    num_channels = 1
+
+    def __init__(self, group: dist.ProcessGroup, control: Control, device: torch.device) -> None:
+        self.name: str = dist.get_backend(group)
+        self.device = device
+        self._group = group
+        self._control = control
+
+    def part(self, ranks: Sequence[int]) -> Transport:
+        timeout = datetime.timedelta(seconds=self._control.hung_s)
+        group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+        return ProcessGroup(group, self._control, self.device)
+
+    def exchange(
+        self,
+        sends: Sequence[tuple[int, torch.Tensor]],
+        receives: Sequence[tuple[int, torch.Tensor]],
+        what: str,
+    ) -> None:
+        calls: list[tuple[Any, int, torch.Tensor]] = []
+        calls += [(dist.irecv, rank, tensor) for rank, tensor in receives]
+        calls += [(dist.isend, rank, tensor) for rank, tensor in sends]
+        try:
+            if self.name == "nccl":
+                ops = [dist.P2POp(call, tensor, rank, self._group) for call, rank, tensor in calls]
+                works: list[Any] = dist.batch_isend_irecv(ops) if ops else []
+            else:
+                works = [call(tensor, rank, group=self._group) for call, rank, tensor in calls]
+        except RuntimeError as error:
+            raise self._failure(what, error) from None
+        for work, (_, rank, _) in zip(works, calls, strict=False):
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise self._failure(what, error, rank) from None
+
+    def _failure(self, what: str, error: Exception, rank: int | None = None) -> CommError:
+        if rank is not None and "imed out" in str(error):
+            self._control.call_hung(rank, self._control.hung_s, what)
+        return self._control.verdict() or CommError(
+            f"rank {self._control.place.rank}: {what} failed on the network: {error}"
+        )
+
+    def close(self) -> None:
+        pass
