@@ -34,6 +34,7 @@ log = logging.getLogger("syncline")
 _HEADER = struct.Struct("<IIQ")  # group, channel, bytes
 _READ_AT_ONCE = 4 << 20
 _LARGEST_BYTES = 1 << 40
+_CHECK_S = 0.2
 
 Conversation = tuple[int, int]
 """A group's number and a channel."""
@@ -235,11 +236,14 @@ class Streams:
             self._peers[rank].post(conversation, bytes_of(tensor), exchange)
         for rank, tensor in sends:
             self._peers[rank].send(conversation, bytes_of(tensor), exchange)
-        started = time.monotonic()
+        started = checked = time.monotonic()
         while exchange.left:
-            late = [rank for rank, count in exchange.waits_for.items() if count]
-            self._check(late, [rank for rank, _ in sends], time.monotonic() - started, what)
             self._hub.sleep()
+            now = time.monotonic()
+            if exchange.left and (now - checked > _CHECK_S or self._control.failure is not None):
+                checked = now
+                late = [rank for rank, count in exchange.waits_for.items() if count]
+                self._check(late, [rank for rank, _ in sends], now - started, what)
 
     def _check(
         self, late: Sequence[int], sends_to: Sequence[int], waited_s: float, what: str

@@ -1,0 +1,70 @@
+"""A network whose layers sleep instead of computing, with real parameters and real gradients.
+
+It needs next to no processor, so two cores carry many machines, and compute can be set against
+the wire at will. Each layer adds the mean of its weights to its input; its arithmetic counts
+towards the time it is to take.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+
+class SleepingLayer(NamedTuple):
+    """What a layer costs."""
+
+    parameter_bytes: int
+    forward_s: float
+    backward_s: float
+
+
+def _sleep_until(deadline_s: float) -> None:
+    time.sleep(max(0.0, deadline_s - time.perf_counter()))
+
+
+class _AddMean(torch.autograd.Function):
+    """y = x + mean(weight), taking its time both ways."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, forward_s: float, backward_s: float
+    ) -> torch.Tensor:
+        deadline_s = time.perf_counter() + forward_s
+        ctx.backward_s = backward_s
+        ctx.shape = weight.shape
+        y = x + weight.mean()
+        _sleep_until(deadline_s)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        deadline_s = time.perf_counter() + ctx.backward_s
+        (gradient,) = gradients
+        of_weight = gradient.new_empty(ctx.shape).fill_(gradient.sum() / ctx.shape.numel())
+        _sleep_until(deadline_s)
+        return gradient, of_weight, None, None
+
+
+class Sleeper(nn.Module):
+    """One layer."""
+
+    def __init__(self, layer: SleepingLayer) -> None:
+        super().__init__()
+        self.layer = layer
+        self.weight = nn.Parameter(torch.randn(max(1, layer.parameter_bytes // 4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = _AddMean.apply(
+            x, self.weight, self.layer.forward_s, self.layer.backward_s
+        )
+        return y
+
+
+def sleeping(layers: Sequence[SleepingLayer]) -> nn.Sequential:
+    """Build a network from a list of layers. It takes anything and returns the same shape."""
+    return nn.Sequential(*(Sleeper(layer) for layer in layers))
