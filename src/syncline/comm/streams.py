@@ -35,6 +35,7 @@ _HEADER = struct.Struct("<IIQ")  # group, channel, bytes
 _READ_AT_ONCE = 4 << 20
 _LARGEST_BYTES = 1 << 40
 _CHECK_S = 0.2
+_BULKY_BYTES = 256 << 10
 
 Conversation = tuple[int, int]
 """A group's number and a channel."""
@@ -236,6 +237,14 @@ class Streams:
             self._peers[rank].post(conversation, bytes_of(tensor), exchange)
         for rank, tensor in sends:
             self._peers[rank].send(conversation, bytes_of(tensor), exchange)
+        is_bulky = sum(tensor.nbytes for _, tensor in receives) > _BULKY_BYTES
+        self._hub.num_bulky += is_bulky
+        try:
+            self._wait(exchange, [rank for rank, _ in sends], what)
+        finally:
+            self._hub.num_bulky -= is_bulky
+
+    def _wait(self, exchange: Exchange, sends_to: Sequence[int], what: str) -> None:
         started = checked = time.monotonic()
         while exchange.left:
             self._hub.sleep()
@@ -243,7 +252,7 @@ class Streams:
             if exchange.left and (now - checked > _CHECK_S or self._control.failure is not None):
                 checked = now
                 late = [rank for rank, count in exchange.waits_for.items() if count]
-                self._check(late, [rank for rank, _ in sends], now - started, what)
+                self._check(late, sends_to, now - started, what)
 
     def _check(
         self, late: Sequence[int], sends_to: Sequence[int], waited_s: float, what: str

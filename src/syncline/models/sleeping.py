@@ -31,7 +31,7 @@ class _AddMean(torch.autograd.Function):
     """y = x + mean(weight), taking its time both ways."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, forward_s: float, backward_s: float
     ) -> torch.Tensor:
         deadline_s = time.perf_counter() + forward_s

@@ -1,0 +1,235 @@
+"""The lab: machines that are namespaces, links with a rate, faults, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from benchmarks.wire import ideal_step_s
+from lab.network import PREFIX, Lab, LabError, lab_names, rate_bytes_per_s, why_not
+
+TOP = Path(__file__).parents[2]
+needs_lab = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+RECEIVE = """
+import socket, sys
+with socket.create_server(("0.0.0.0", 5000)) as server:
+    print("ready", flush=True)
+    sock, _ = server.accept()
+    total = 0
+    while data := sock.recv(1 << 20):
+        total += len(data)
+    print(total, flush=True)
+"""
+SEND = """
+import socket, sys, time
+sock = socket.create_connection((sys.argv[1], 5000))
+started = time.monotonic()
+sock.sendall(bytes(int(sys.argv[2])))
+sock.shutdown(socket.SHUT_WR)
+sock.recv(1)
+print(time.monotonic() - started)
+"""
+
+
+def command_line(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "lab", *arguments],
+        cwd=TOP,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def namespaces(name):
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    return [line for line in listed.stdout.splitlines() if line.startswith(f"{PREFIX}{name}-")]
+
+
+def is_over(pid):
+    """Say whether a process has ended; nobody may have fetched its status yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def send(lab, size):
+    """Send bytes from machine 0 to machine 1; return the seconds that it took."""
+    receiver = lab.popen(1, [sys.executable, "-c", RECEIVE], stdout=subprocess.PIPE, text=True)
+    assert receiver.stdout.readline() == "ready\n"
+    arguments = [sys.executable, "-c", SEND, lab.address(1), str(size)]
+    sender = lab.popen(0, arguments, stdout=subprocess.PIPE, text=True)
+    took_s = float(sender.communicate(timeout=60)[0])
+    assert receiver.communicate(timeout=60)[0] == f"{size}\n"
+    return took_s
+
+
+@needs_lab
+def test_a_link_has_its_rate_and_counts_its_bytes():
+    size = 4_000_000
+    with Lab(2, "100mbit") as lab:
+        assert lab.congestion_control(0) == "reno"
+        before = lab.traffic(0)
+        slow_s = send(lab, size)
+        sent = lab.traffic(0).since(before)
+        lab.set_rate(0, "200mbit")
+        assert lab.rate_of(0) == "200mbit"
+        lab.set_rate(1, "200mbit")
+        fast_s = send(lab, size)
+    # 0.32 s on the wire and headers; the token bucket's first 128 kB are free.
+    assert 0.95 * size / rate_bytes_per_s("100mbit") < slow_s < 2.0
+    assert fast_s < 0.75 * slow_s
+    assert size < sent.sent_bytes < 1.2 * size
+    assert sent.received_packets > 0
+    assert namespaces(lab.name) == []
+
+
+@needs_lab
+def test_faults_are_done_and_undone_while_something_runs():
+    with Lab(2, "1gbit") as lab:
+        sleeper = lab.popen(1, ["sleep", "100"])
+        while not lab.processes(1):
+            time.sleep(0.01)
+        lab.freeze(1)
+        state = Path(f"/proc/{sleeper.pid}/stat")
+        deadline = time.monotonic() + 5
+        while state.read_text().split()[2] != "T" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert state.read_text().split()[2] == "T"
+        lab.thaw(1)
+        lab.cut(1)
+        assert lab.is_cut(1)
+        assert not lab.is_cut(0)
+        lab.restore(1)
+        assert not lab.is_cut(1)
+        lab.kill(1)
+        assert sleeper.wait(timeout=5) == -signal.SIGKILL
+        with pytest.raises(LabError, match="machine: got 2, this lab has 0 to 1"):
+            lab.cut(2)
+
+
+@needs_lab
+def test_a_lab_goes_when_its_maker_is_killed_and_takes_its_processes_along():
+    script = (
+        "import time; from lab import Lab\n"
+        "with Lab(2) as lab:\n"
+        "    lab.popen(1, ['sleep', '1000'])\n"
+        "    print(lab.name, flush=True)\n"
+        "    time.sleep(1000)\n"
+    )
+    maker = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=TOP, stdout=subprocess.PIPE, text=True
+    )
+    name = maker.stdout.readline().strip()
+    assert len(namespaces(name)) == 3
+    inside = Lab.find(name)
+    while not (running := inside.processes(1)):
+        time.sleep(0.01)
+    maker.kill()
+    maker.wait()
+    deadline = time.monotonic() + 20
+    while namespaces(name) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert namespaces(name) == []
+    maker.stdout.close()
+    assert all(is_over(pid) for pid in running)
+
+
+@needs_lab
+def test_the_command_line_makes_shows_and_removes():
+    name = f"cli{os.getpid()}"
+    made = command_line("up", "--machines", "2", "--rate", "10mbit", "--name", name)
+    assert made.stdout == f"lab {name}: 2 machines, 10mbit, reno\n"
+    again = command_line("up", "--name", name)
+    assert (again.returncode, again.stderr.splitlines()[0]) == (
+        2,
+        f"lab: there is a lab named {name} already. Take it down, or choose another.",
+    )
+    status = command_line("status", name).stdout.splitlines()
+    assert len(status) == 3
+    assert "10mbit" in status[1]
+    assert command_line("exec", name, "1", "true").returncode == 0
+    assert command_line("fault", name, "1", "cut").returncode == 0
+    assert "cut" in command_line("status", name).stdout
+    assert command_line("down", name).returncode == 0
+    assert name not in lab_names()
+    gone = command_line("down", name)
+    assert gone.returncode == 2
+    assert f"there is no lab named '{name}'" in gone.stderr
+
+
+@pytest.mark.parametrize("rate", ["fast", "0mbit", "10", "1gbps"])
+def test_a_wrong_rate_is_refused_before_anything_is_made(rate):
+    with pytest.raises(LabError, match="write for example 100mbit"):
+        Lab(2, rate)
+
+
+JOB = """
+[model]
+name = "resnet-20"
+[data]
+name = "digits"
+batch = 64
+[optimizer]
+lr = 0.05
+[strategy]
+name = "synchronous"
+shards = 4
+[run]
+steps = 4
+"""
+
+
+def train(lab, job, folder, machines, ranks):
+    """Train under torchrun on the lab's machines; return what rank 0 wrote."""
+    jobs = lab.torchrun(
+        ["-m", "syncline", "train", str(job), "--out", str(folder), "--json"],
+        ranks=ranks,
+        machines=range(machines),
+        cwd=TOP,
+        environment={"SYNCLINE_KEY": "ab" * 16},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for started in jobs:
+        _, errors = started.communicate(timeout=100)
+        assert started.returncode == 0, errors
+    return json.loads((folder / "summary.json").read_text())
+
+
+@needs_lab
+@pytest.mark.slow
+def test_two_machines_with_two_ranks_give_the_hash_of_one_rank_and_send_the_least(tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text(JOB)
+    with Lab(2, "1gbit") as lab:
+        alone = train(lab, job, tmp_path / "alone", 1, 1)
+        before = lab.all_traffic()
+        spread = train(lab, job, tmp_path / "spread", 2, 2)
+        pairs = zip(lab.all_traffic(), before, strict=True)
+        sent = [now.since(then).sent_bytes for now, then in pairs]
+    assert spread["weights_sha256"] == alone["weights_sha256"]
+    assert "tcp" in spread["communicator"]
+    parameter_bytes = 4 * 272_000
+    steps = 4
+    # Starting values go across once, set-up and heartbeats take a little.
+    assert max(sent) < 1.05 * steps * parameter_bytes + 2 * parameter_bytes + 500_000
+
+
+def test_the_ideal_of_two_lanes_by_hand():
+    # Wire-bound: compute 0.15, ten layers; backward 0.1, last reduce, ten gathers, last forward.
+    message_s = 0.03
+    assert ideal_step_s(0.15, 20 * message_s, 10) == pytest.approx(20 * message_s + 0.01 + 0.005)
+    # Nothing to send: compute alone.
+    assert ideal_step_s(0.3, 0.0, 10) == pytest.approx(0.3)
