@@ -220,6 +220,7 @@ class Session:
             self.control.close(in_good_order=in_good_order)
         if self.lane.failure is None and in_good_order:
             self.comm.close()
+            self.hub.close()
             if self._owns_group:
                 import torch.distributed as dist
 

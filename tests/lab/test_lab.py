@@ -190,10 +190,10 @@ steps = 4
 """
 
 
-def train(lab, job, folder, machines, ranks):
-    """Train under torchrun on the lab's machines; return what rank 0 wrote."""
-    jobs = lab.torchrun(
-        ["-m", "syncline", "train", str(job), "--out", str(folder), "--json"],
+def start(lab, job, folder, machines, ranks, *more):
+    """Start `syncline train` under torchrun on the lab's first machines."""
+    return lab.torchrun(
+        ["-m", "syncline", "train", str(job), "--out", str(folder), "--json", *more],
         ranks=ranks,
         machines=range(machines),
         cwd=TOP,
@@ -202,7 +202,11 @@ def train(lab, job, folder, machines, ranks):
         stderr=subprocess.PIPE,
         text=True,
     )
-    for started in jobs:
+
+
+def train(lab, job, folder, machines, ranks, *more):
+    """Train to the end; return what rank 0 wrote."""
+    for started in start(lab, job, folder, machines, ranks, *more):
         _, errors = started.communicate(timeout=100)
         assert started.returncode == 0, errors
     return json.loads((folder / "summary.json").read_text())
