@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from syncline.comm.control import Control
-from syncline.comm.network import Transport
+from syncline.comm.network import Message, Transport
 from syncline.errors import CommError
 
 
@@ -34,12 +34,7 @@ class ProcessGroup:
         group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
         return ProcessGroup(group, self._control, self.device)
 
-    def exchange(
-        self,
-        sends: Sequence[tuple[int, torch.Tensor]],
-        receives: Sequence[tuple[int, torch.Tensor]],
-        what: str,
-    ) -> None:
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
         calls: list[tuple[Any, int, torch.Tensor]] = []
         calls += [(dist.irecv, rank, tensor) for rank, tensor in receives]
         calls += [(dist.isend, rank, tensor) for rank, tensor in sends]

@@ -11,7 +11,6 @@ whoever sleeps in the hub: no thread of their own, and the kernel's buffers brid
 
 from __future__ import annotations
 
-import logging
 import select
 import socket
 import struct
@@ -26,10 +25,9 @@ import torch
 
 from syncline.comm.control import Control
 from syncline.comm.hub import NUM_CHANNELS, Hub
+from syncline.comm.network import Message
 from syncline.comm.rendezvous import Store, accept_all, connect_to, listen, read_address
 from syncline.errors import CommError
-
-log = logging.getLogger("syncline")
 
 _HEADER = struct.Struct("<IIQ")  # group, channel, bytes
 _READ_AT_ONCE = 4 << 20
@@ -96,7 +94,11 @@ class _Peer:
         if not early:
             self._posted[conversation].append((target, exchange))
             return
-        message = early.popleft()
+        self._deliver(early.popleft(), (target, exchange))
+
+    def _deliver(self, message: bytearray, receive: Receive) -> None:
+        """Copy a message that came early to where it was to go."""
+        target, exchange = receive
         self._check_length(len(message), target)
         target[:] = message
         exchange.arrived(self.rank)
@@ -148,10 +150,10 @@ class _Peer:
         budget = _READ_AT_ONCE
         while budget > 0:
             try:
-                count = self._sock.recv_into(self._target) if len(self._target) else 0
+                count = self._sock.recv_into(self._target)
             except BlockingIOError:
                 return
-            if count == 0 and len(self._target):
+            if count == 0:
                 raise EOFError("the connection was closed")
             budget -= count
             self._target = self._target[count:]
@@ -186,14 +188,11 @@ class _Peer:
 
     def _keep_early(self, conversation: Conversation, message: bytearray) -> None:
         posted = self._posted[conversation]
-        if not posted:
+        if posted:
+            # Its receive was posted while it arrived.
+            self._deliver(message, posted.popleft())
+        else:
             self._early[conversation].append(message)
-            return
-        # Its receive was posted while it arrived.
-        target, exchange = posted.popleft()
-        self._check_length(len(message), target)
-        target[:] = message
-        exchange.arrived(self.rank)
 
     def close(self) -> None:
         if self.failure is None:
@@ -223,12 +222,7 @@ class Streams:
         self._num_parts[members] += 1
         return Streams(self._control, self._hub, self._peers, [*members, self._num_parts[members]])
 
-    def exchange(
-        self,
-        sends: Sequence[tuple[int, torch.Tensor]],
-        receives: Sequence[tuple[int, torch.Tensor]],
-        what: str,
-    ) -> None:
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
         """Send to and receive from ranks, everything at once, and wait for all of it."""
         conversation = (self._group, self._hub.channel)
         exchange = Exchange(len(sends) + len(receives))
