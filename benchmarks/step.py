@@ -18,7 +18,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -98,13 +98,12 @@ class Bench:
             self.close()
 
 
-def measure(job: argparse.Namespace, progress: Progress) -> list[Comparison]:
-    """Run the whole job."""
+def measure(job: argparse.Namespace, progress: Progress) -> Iterator[Comparison]:
+    """Run the whole job; yield each workload at each number of ranks when it is done."""
     arms = [arm for arm in ARMS if arm.method in job.methods]
     cases = [(workload, ranks) for workload in job.workloads for ranks in job.ranks]
     task = progress.add_task("", total=len(cases) * job.rounds * len(arms))
     order = random.Random(0)
-    comparisons = []
     for workload, num_ranks in cases:
         bench = Bench(workload, num_ranks, arms, job.seconds)
         try:
@@ -119,8 +118,7 @@ def measure(job: argparse.Namespace, progress: Progress) -> list[Comparison]:
                     progress.advance(task)
         finally:
             bench.close()
-        comparisons.append(bench.comparison())
-    return comparisons
+        yield bench.comparison()
 
 
 def available_bytes() -> int:
@@ -206,10 +204,17 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGHUP, _stop)
     machine = machine_facts()
+    # A file has no width: do not squeeze the tables into the 80 columns that rich assumes.
+    stream = sys.stderr if job.json else sys.stdout
+    console = Console(file=stream, width=None if stream.isatty() else 130)
+    console.print(machine)
+    comparisons = []
     columns = (MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     try:
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            comparisons = measure(job, progress)
+            for comparison in measure(job, progress):
+                comparisons.append(comparison)
+                console.print(table(comparison))
     except KeyboardInterrupt:
         return 130
     doubtful = [line for comparison in comparisons for line in doubts(comparison)]
@@ -218,14 +223,8 @@ def main() -> int:
         result = {"machine": machine, "job": vars(job), "doubts": doubtful, "goals": goals}
         result["comparisons"] = [comparison.to_json_dict() for comparison in comparisons]
         print(json.dumps(result, indent=2))
-    else:
-        # A file has no width: do not squeeze the tables into the 80 columns that rich assumes.
-        console = Console(width=None if sys.stdout.isatty() else 130)
-        console.print(machine)
-        for comparison in comparisons:
-            console.print(table(comparison))
-        if goals:
-            console.print(goals_table(goals))
+    if goals:
+        console.print(goals_table(goals))
     for line in doubtful:
         print(f"doubtful: {line}", file=sys.stderr)
     return 1 if doubtful or not all(goal["is_met"] for goal in goals) else 0
