@@ -53,10 +53,10 @@ def build(arm: str, spec: dict[str, Any]) -> tuple[nn.Module, Optimizer, Callabl
             return replica, SGD(replica.parameters(), lr=LR), lambda: None
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        optimizer = ZeroRedundancyOptimizer(
+        zero = ZeroRedundancyOptimizer(
             replica.parameters(), optimizer_class=SGD, parameters_as_bucket_view=True, lr=LR
         )
-        return replica, optimizer, lambda: None
+        return replica, zero, lambda: None
     if name == "fsdp2":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -69,8 +69,8 @@ def build(arm: str, spec: dict[str, Any]) -> tuple[nn.Module, Optimizer, Callabl
     optimizer = SGD(model.parameters(), lr=LR)
     if name == "local":
         return model, optimizer, lambda: None
-    replica = syncline.distribute(model, optimizer)
-    return model, optimizer, replica.synchronize
+    spread = syncline.distribute(model, optimizer, early=size != "late")
+    return model, optimizer, spread.synchronize
 
 
 def sent_bytes() -> int:

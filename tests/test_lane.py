@@ -89,3 +89,54 @@ def test_the_lane_leaves_the_number_of_threads_of_the_caller_alone():
         lane.close()
     finally:
         torch.set_num_threads(before)
+
+
+def test_work_that_waits_holds_up_its_own_channel_only():
+    lane, log, gates = Lane(), [], {1: False, 2: False}
+    lane.start_thread()
+
+    def wait(channel):
+        lane.until(lambda: gates[channel])
+        log.append(channel)
+
+    lane.submit(wait, 1, channel=1)
+    lane.submit(log.append, "behind 1", channel=1)
+    lane.submit(wait, 2, channel=2)
+    lane.submit(log.append, "behind 2", channel=2)
+    lane.submit(log.append, "free", channel=3)
+    lane.submit(log.append, "last")  # alone: after everything before it
+    lane.submit(log.append, "after all", channel=3)
+    deadline = time.monotonic() + 5
+    while log != ["free"] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert log == ["free"]
+    gates[2] = True
+    lane.hub.wake()
+    while len(log) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert log == ["free", 2, "behind 2"]
+    gates[1] = True
+    lane.hub.wake()
+    lane.drain()
+    assert log == ["free", 2, "behind 2", 1, "behind 1", "last", "after all"]
+    lane.close()
+
+
+def test_the_most_urgent_goes_on_first_and_what_waits_for_another_hook_sees_it_at_once():
+    lane, log, gate = Lane(), [], []
+    lane.start_thread()
+
+    def wait(name, condition):
+        lane.until(condition)
+        log.append((name, lane.hub.urgency))
+
+    lane.submit(wait, "patient", lambda: gate, channel=1, urgency=9)
+    lane.submit(wait, "urgent", lambda: gate, channel=2, urgency=1)
+    lane.submit(wait, "first", lambda: ("urgent", 1) in log, channel=3, urgency=0)
+    while len(lane._flying) < 3:
+        time.sleep(0.01)
+    gate.append(True)
+    lane.hub.wake()
+    lane.drain()
+    assert log == [("urgent", 1), ("first", 0), ("patient", 9)]
+    lane.close()

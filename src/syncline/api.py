@@ -51,13 +51,15 @@ def distribute(
     overlap: bool | None = None,
     accumulate: int = 1,
     private_parameters: bool = False,
+    early: bool = True,
 ) -> Replica:
     """Spread training over all ranks, in place: names and `state_dict()` stay as they are.
 
     Every rank starts from rank 0's parameters. `shards` fixes the arithmetic (default: one per
     rank), so that any number of ranks gives the same bits. `bucket_bytes` and `overlap` are chosen
     and logged if None. `accumulate` says how many backward passes a step may have, where the first
-    step has fewer. `private_parameters` gives each rank a copy of its own.
+    step has fewer. `private_parameters` gives each rank a copy of its own. `early` allows updates
+    during backward where that fills a network's gaps; it takes memory for half the parameters.
     """
     session = current_session()
     if strategy not in STRATEGIES:
@@ -81,6 +83,7 @@ def distribute(
         overlap=overlap,
         accumulate=accumulate,
         private_parameters=private_parameters,
+        early=early,
     )
     session.replicas.append(replica)
     return replica

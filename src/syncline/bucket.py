@@ -60,6 +60,12 @@ class Update(Protocol):
 
     def run(self) -> None: ...
 
+    def keep(self) -> None:
+        """Remember the state, so that the next run can be undone."""
+
+    def undo(self) -> None:
+        """Go back to the state that was kept. The parameters are the caller's business."""
+
     def leave_out(self, numbers: Set[int]) -> None:
         """Do not touch these parameters in the next run: no rank has a gradient for them."""
 
@@ -79,10 +85,15 @@ class Bucket:
     num_elements: int
     dtype: torch.dtype
     parameters: Strips = field(init=False)
+    """What the update writes and ranks exchange."""
+    in_use: Strips | None = None
+    """What forward and backward read, where updates are taken early; else `parameters` itself."""
     gradient: Partials = field(init=False)
     step: int = 0
     untaken: int = 0
     is_reduced: bool = False
+    is_early: bool = False
+    """Whether the parameters hold an update that `step()` has not asked for yet."""
     is_in_flight: bool = False
     ready: threading.Event = field(default_factory=threading.Event)
     update: Update = field(init=False)

@@ -1,18 +1,19 @@
 """The comm lane: one thread that runs strategies' hooks in the order they were submitted.
 
 Submit and forget: the compute lane goes on and waits only where it needs a result. Hooks start in
-the program's order, the same on every rank. While one waits for its peers the next ones start, as
-many as there are channels, so that the wire stays full; on one channel each waits for the one
-before. Work that nothing could hide anyway runs inline instead, in the caller's thread: same
-order, no hand-over.
+the program's order on each channel, the same on every rank. While one waits for its peers those on
+other channels start, so that the wire stays full. Work that nothing could hide anyway runs inline
+instead, in the caller's thread: same order, no hand-over.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import greenlet
 import torch
@@ -21,16 +22,30 @@ from syncline.comm.hub import Hub
 
 T = TypeVar("T")
 
+_LOOK_S = 0.1
+"""How often whoever waits looks whether waiting still makes sense."""
+
 ALONE = -1
 """The channel of work that starts when all before it is done, and is done before more starts."""
 
 
-class Work(NamedTuple):
-    """Something to do, and the channel that it may use."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Work:
+    """Something to do, the channel that it may use, and how urgent its messages are."""
 
     channel: int
+    urgency: int
     function: Callable[..., Any]
     args: tuple[Any, ...]
+
+
+@dataclass(eq=False, slots=True)
+class _Hook:
+    """Work that has begun, and what it waits for if it has said so."""
+
+    work: Work
+    body: greenlet.greenlet
+    is_over: Callable[[], bool] | None = None
 
 
 class Lane:
@@ -40,8 +55,9 @@ class Lane:
         self.failure: BaseException | None = None
         self.hub = hub or Hub()
         self._queue: deque[Work] = deque()
-        self._flying: dict[int, greenlet.greenlet] = {}
+        self._flying: dict[int, _Hook] = {}
         self._is_asleep = False
+        self._looked = 0.0
         self._is_closing = False
         self._thread: threading.Thread | None = None
         self._waiting: list[Callable[[], None]] = []
@@ -70,8 +86,10 @@ class Lane:
         if self.failure is not None:
             raise self.failure
 
-    def submit(self, function: Callable[..., Any], *args: Any, channel: int = ALONE) -> None:
-        self._queue.append(Work(channel, function, args))
+    def submit(
+        self, function: Callable[..., Any], *args: Any, channel: int = ALONE, urgency: int = 0
+    ) -> None:
+        self._queue.append(Work(channel, urgency, function, args))
         if self._is_asleep:
             self._is_asleep = False
             self.hub.wake()
@@ -80,16 +98,16 @@ class Lane:
         """Wait, inside a hook, for what another hook does."""
         while not is_done():
             self.check()
-            self.hub.sleep()
+            self.hub.sleep(is_done)
 
     def run_inline(self) -> None:
         """Run what was submitted, here and now, unless there is a thread for it."""
         while self._queue and self._thread is None:
             self.check()
-            channel, function, args = self._queue.popleft()
-            self.hub.channel = max(channel, 0)
+            work = self._queue.popleft()
+            self.hub.channel = max(work.channel, 0)
             try:
-                function(*args)
+                work.function(*work.args)
             except BaseException as error:
                 self.fail(error)
                 raise
@@ -138,29 +156,55 @@ class Lane:
         """Start what may start; if there is nothing, sleep, then let those under way look again."""
         if self.failure is not None:
             self._queue.clear()
-        while self._queue and self._may_start(self._queue[0].channel):
-            work = self._queue.popleft()
-            hook = greenlet.greenlet(work.function)
-            self._flying[work.channel] = hook
-            self._switch(work.channel, hook, *work.args)
+        self._start()
         # In this order: a submitter that misses the flag has been seen by the second look.
         self._is_asleep = True
-        if not (self._queue and self._may_start(self._queue[0].channel)):
+        if self._next() is None:
             self.hub.poll(1.0)
         self._is_asleep = False
-        for channel, hook in list(self._flying.items()):
-            self._switch(channel, hook)
+        now = time.monotonic()
+        must_look = self.hub.was_woken or now - self._looked > _LOOK_S
+        self.hub.was_woken = False
+        if must_look:
+            self._looked = now
+        while self._look_again(must_look):
+            self._start()
 
-    def _may_start(self, channel: int) -> bool:
-        if channel == ALONE or ALONE in self._flying:
-            return not self._flying
-        return channel not in self._flying
+    def _look_again(self, must_look: bool) -> bool:
+        """Let those under way look, the most urgent first, until one ends: others may wait for it.
 
-    def _switch(self, channel: int, hook: greenlet.greenlet, *args: Any) -> None:
-        self.hub.channel = max(channel, 0)
+        Those that have said what they wait for need not be woken to find that it has not come.
+        """
+        for hook in sorted(self._flying.values(), key=lambda hook: hook.work.urgency):
+            if must_look or hook.is_over is None or hook.is_over():
+                self._switch(hook)
+                if hook.body.dead:
+                    return True
+        return False
+
+    def _start(self) -> None:
+        """Start all work that may start."""
+        while (work := self._next()) is not None:
+            self._queue.remove(work)
+            hook = self._flying[work.channel] = _Hook(work, greenlet.greenlet(work.function))
+            self._switch(hook, *work.args)
+
+    def _next(self) -> Work | None:
+        """Return the first work whose channel is free and has none before it in the queue."""
+        busy = set(self._flying)
+        for work in list(self._queue):
+            if ALONE in busy or (work.channel == ALONE and busy):
+                return None
+            if work.channel not in busy:
+                return work
+            busy.add(work.channel)
+        return None
+
+    def _switch(self, hook: _Hook, *args: Any) -> None:
+        self.hub.channel, self.hub.urgency = max(hook.work.channel, 0), hook.work.urgency
         try:
-            hook.switch(*args)
+            hook.is_over = hook.body.switch(*args)
         finally:
-            self.hub.channel = 0
-        if hook.dead:
-            del self._flying[channel]
+            self.hub.channel = self.hub.urgency = 0
+        if hook.body.dead:
+            del self._flying[hook.work.channel]

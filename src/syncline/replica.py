@@ -41,7 +41,9 @@ from syncline.buffers import Buffers
 from syncline.clip import Norm
 from syncline.comm.base import Communicator, Partials, Strips, even_cuts, exchange_bytes
 from syncline.comm.control import Control
+from syncline.comm.hub import NUM_CHANNELS, PATIENT
 from syncline.comm.tree import Spread, plan_leaves, shard_range
+from syncline.early import EarlyUpdates, why_not_early
 from syncline.errors import UsageError
 from syncline.lane import ALONE, Lane
 from syncline.parameters import (
@@ -83,6 +85,7 @@ class Replica:
         overlap: bool | None = None,
         accumulate: int = 1,
         private_parameters: bool = False,
+        early: bool = True,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -109,7 +112,9 @@ class Replica:
         self._slot_of = {id(slot.parameter): slot for slot in self._slots}
         self.reach = find_reach(optimizer)
         self._idle_optimizer = idle_copy(optimizer)
-        total_bytes = sum(s.num_elements * s.parameter.dtype.itemsize for s in self._slots)
+        self._size_bytes = total_bytes = sum(
+            slot.num_elements * slot.parameter.dtype.itemsize for slot in self._slots
+        )
         self.overlap = total_bytes >= INLINE_BYTES if overlap is None else overlap
         # Without overlap several buckets would only mean several meetings.
         self.bucket_bytes = bucket_bytes or (
@@ -131,7 +136,14 @@ class Replica:
         self._told = [0.0] * self.shards
         self._scale = 1.0 / self.shards
         self._without: set[int] = set()
+        self._is_spoilt = False
         self._versions: list[int] = []
+
+        self._early = EarlyUpdates(
+            why_not_early(optimizer, comm, overlap=self.overlap, private=private_parameters)
+            if early
+            else "early=False"
+        )
 
         self._broadcast_start()
         self.buffers = Buffers(model, comm, self.spread, self._num_slots)
@@ -235,7 +247,7 @@ class Replica:
         root = getattr(self.model, "_orig_mod", self.model)
         yield root.register_state_dict_pre_hook(lambda *_: self.synchronize())
         yield root.register_load_state_dict_pre_hook(lambda *_: self.synchronize())
-        yield root.register_load_state_dict_post_hook(lambda *_: self._note_versions())
+        yield root.register_load_state_dict_post_hook(lambda *_: self._after_load())
 
     def _make_pre_hook(self, slots: list[Slot]) -> Callable[..., None]:
         buckets: list[Bucket] | None = None
@@ -281,6 +293,7 @@ class Replica:
         order, idle, self._num_cores = msgspec.json.decode(told, type=layout)
         self._ordered = [self._slots[number] for number in order]
         self._idle = [self._slots[number] for number in idle]
+        self._without = set(idle)
         # A bucket of parameters without use is sent last, so that it holds up no other.
         self._lane.call(self.strategy.start, self, self.comm)
         self._is_built = True
@@ -325,13 +338,19 @@ class Replica:
             )
             bucket.parameters = Strips(memory, cuts)
             bucket.gradient = Partials(slots, cuts, self.spread, 1.0)
-            writes = not memory.is_common or comm.size == 1 or self._writes_common(comm)
             for slot in bucket.slots:
                 slot.gradients = [view_of(each.mine, slot) for each in slots]
-                view = view_of(memory.mine, slot)
+        self._early.prepare(used, comm)
+        for bucket in self.buckets:
+            memory = bucket.parameters.memory
+            writes = not memory.is_common or comm.size == 1 or self._writes_common(comm)
+            for slot in bucket.slots:
                 if writes:
-                    view.copy_(slot.parameter.detach())
-                slot.parameter.data = view
+                    view_of(memory.mine, slot).copy_(slot.parameter.detach())
+                read = bucket.in_use or bucket.parameters
+                slot.parameter.data = view_of(read.memory.mine, slot)
+            if bucket.in_use is not None:
+                bucket.in_use.memory.mine.copy_(memory.mine)
         comm.barrier()
         for bucket in self.buckets:
             low, high = bucket.parameters.cuts[comm.position : comm.position + 2]
@@ -347,6 +366,12 @@ class Replica:
         if self._lay_out_comm.num_channels == 1:
             return ALONE
         return 1 + bucket.index % (self._lay_out_comm.num_channels - 1)
+
+    def _gather_channel_of(self, bucket: Bucket) -> int:
+        """Let a gather that may take long hold up no other bucket's hooks."""
+        if bucket.in_use is None:
+            return self._channel_of(bucket)
+        return NUM_CHANNELS + bucket.index
 
     @property
     def _step_channel(self) -> int:
@@ -368,7 +393,7 @@ class Replica:
         return self._group_of[id(slot.parameter)]
 
     def _make_flags(self, comm: Communicator) -> None:
-        size = len(self._slots) + 1 + self.shards
+        size = len(self._slots) + 3 + self.shards
         spread = Spread.even(comm.size, comm.ranks)
         memory = comm.allocate(size, torch.float32)
         self._flags_view = memory.mine.numpy()
@@ -379,13 +404,21 @@ class Replica:
         total = sum(bucket.size_bytes for bucket in self.buckets)
         largest = max((bucket.size_bytes for bucket in self.buckets), default=0)
         how = "overlapped on the comm lane" if self.overlap else "inline, nothing to hide behind"
-        return [
+        lines = [
             f"{self.comm.size} rank{'s' if self.comm.size > 1 else ''}, {self.shards} shards, "
             f"{self.comm.name}; exchange {how}",
             f"{total / 1e6:.1f} MB of parameters in {len(self.buckets)} buckets, "
             f"the largest {largest / 1e6:.1f} MB (bucket_bytes {self.bucket_bytes}); "
             f"optimizer updates {self.reach.value}",
         ]
+        if self.comm.num_machines > 1:
+            why_not = self._early.why_not
+            lines.append(
+                "updates are not taken early: " + why_not
+                if why_not
+                else "where backward leaves gaps, half of the updates are taken early"
+            )
+        return lines
 
     # Backward.
 
@@ -444,7 +477,16 @@ class Replica:
                 return
             self._next_send += 1
             bucket.is_reduced = False
+            self._early.begin_reduces()
             self._lane.submit(self._run_gradient_ready, bucket, channel=self._channel_of(bucket))
+            if self._early.takes(bucket):
+                self._lane.submit(
+                    self._run_early,
+                    bucket,
+                    self._early.hyper(self.optimizer),
+                    channel=self._gather_channel_of(bucket),
+                    urgency=PATIENT + bucket.index,
+                )
 
     def _close_shard(self) -> None:
         """Take what autograd has left of this shard's gradients."""
@@ -537,8 +579,10 @@ class Replica:
         self._check_unchanged()
         if self._is_sent and any(raw_grad(slot.parameter) is not None for slot in self._slots):
             raise UsageError("backward() ran again after the gradients were clipped. Clip last.")
+        hyper = snapshot(self.optimizer)
         if self.overlap:
             self._finish_backward()
+            self._early.check(hyper)
             self._write_flags()
         else:
             # Nothing is on its way yet, so the small sums can travel with the gradients.
@@ -546,14 +590,19 @@ class Replica:
             self._write_flags()
             self._lane.submit(self._publish)
             self._finish_backward()
-        hyper = snapshot(self.optimizer)
-        self._lane.submit(self._run_step_entered, self.step_number, channel=self._step_channel)
+        entered = (self.step_number, self._early.spoilt_by)
+        self._lane.submit(self._run_step_entered, *entered, channel=self._step_channel)
         for bucket in self.buckets:
             bucket.ready.clear()
             bucket.is_in_flight = True
-            channel = self._channel_of(bucket)
-            use = (bucket, self.step_number, hyper)
-            self._lane.submit(self._run_before_use, *use, channel=channel)
+            self._lane.submit(
+                self._run_before_use,
+                bucket,
+                self.step_number,
+                hyper,
+                channel=self._gather_channel_of(bucket),
+                urgency=1 + bucket.index,  # what forward reads first is sent first
+            )
         self._begin_next_step()
         if not self.overlap:
             started = time.perf_counter()
@@ -594,12 +643,30 @@ class Replica:
                 "each rank alone. Add parameter groups before distribute()."
             )
 
+    def _after_load(self) -> None:
+        """Take up parameters that were written from outside: by all ranks, with the same values."""
+        self._note_versions()
+        self._take_back("parameters were loaded between backward and step()")
+        for bucket in self.buckets:
+            if bucket.in_use is not None:
+                bucket.parameters.memory.mine.copy_(bucket.in_use.memory.mine)
+
+    def _take_back(self, reason: str) -> None:
+        """Undo this step's early updates, from the compute lane."""
+        if self._next_send and self._early.why_not is None:
+            self._lane.drain()
+            self._early.spoil(reason)
+            for bucket in self.buckets:
+                self._early.undo(bucket, self._lay_out_comm.position)
+
     def _note_versions(self) -> None:
         self._versions = [version_of(parameter) for parameter in self._parameters]
 
     def _write_flags(self) -> None:
         flags = [float(slot.has_gradient) for slot in self._slots]
-        flags += [float(self.buffers.has_changed_others), *self._told]
+        spoilt = self._early.spoilt_by is not None
+        flags += [float(self.buffers.has_changed_others), float(spoilt)]
+        flags += [self._early.gap(self._size_bytes), *self._told]
         # On the lane, in order: by then nobody reads the old flags any more.
         write = self._flags_view.__setitem__
         self._lane.submit(write, slice(None), flags, channel=self._step_channel)
@@ -610,6 +677,7 @@ class Replica:
             self._control.progress.step = self.step_number
         self._is_sent = False
         self._next_send = 0
+        self._early.begin_step()
         for slot in self._slots:
             slot.has_gradient = False
         self._open_shard(self.my_shards[0])
@@ -625,31 +693,54 @@ class Replica:
         started = time.perf_counter()
         self.strategy.gradient_ready(bucket)
         bucket.is_reduced = True
+        self._early.note_reduce(bucket.size_bytes, time.perf_counter() - started)
         if self.recorder is not None:
             self.recorder.add("comm", "reduce", bucket.index, bucket.step, started)
 
-    def _run_step_entered(self, number: int) -> None:
+    def _run_step_entered(self, number: int, spoilt_by: str | None) -> None:
         self._note("step")
         self.strategy.step_entered(Step(number, self._flags, self.buffers.statistics))
-        *has_gradient, has_changed_buffers = self._flags.result.tolist()[: -self.shards]
+        flags = self._flags.result.tolist()[: -self.shards]
+        *has_gradient, has_changed_buffers, spoilt, gap = flags
         without = {number for number, has in enumerate(has_gradient) if not has}
-        if without != self._without:
-            self._without = without
-            for bucket in self.buckets:
-                bucket.update.leave_out(without)
+        self._is_spoilt = spoilt > 0 or without != self._without
+        if self._is_spoilt:
+            self._early.stop(
+                spoilt_by
+                or ("another rank's do not hold" if spoilt else "other parameters got gradients")
+            )
+        self._without = without
+        self._early.decide(gap / self.comm.size)
         self.buffers.end_step(self._lay_out_comm, has_changed_buffers > 0)
         self._entered_step = number
 
     def _run_before_use(self, bucket: Bucket, number: int, hyper: list[dict[str, Any]]) -> None:
         self._lane.until(lambda: bucket.is_reduced and self._entered_step >= number)
+        if self._is_spoilt:
+            self._early.undo(bucket, self._lay_out_comm.position)
+        if not bucket.is_early:
+            bucket.update.leave_out(self._without)
+            self._update(bucket, hyper)
+        bucket.is_early = False
+        if bucket.in_use is not None:
+            bucket.in_use.memory.mine.copy_(bucket.parameters.memory.mine)
+        bucket.step += 1
+        bucket.ready.set()
+
+    def _run_early(self, bucket: Bucket, hyper: list[dict[str, Any]]) -> None:
+        self._lane.until(lambda: bucket.is_reduced)
+        bucket.update.leave_out(self._without)
+        bucket.update.keep()
+        self._update(bucket, hyper)
+        bucket.is_early = True
+
+    def _update(self, bucket: Bucket, hyper: list[dict[str, Any]]) -> None:
         self._note("update", bucket.index)
         started = time.perf_counter()
         bucket.update.hyper = hyper
         self.strategy.before_use(bucket)
         if self.recorder is not None:
             self.recorder.add("comm", "gather", bucket.index, bucket.step, started)
-        bucket.step += 1
-        bucket.ready.set()
 
     # Waiting.
 
@@ -685,6 +776,7 @@ class Replica:
         for any number of ranks; it may differ from torch's own in the last digits.
         """
         self._finish_backward()
+        self._early.spoil("gradients are clipped")
         total: list[torch.Tensor] = []
         self._lane.submit(self._run_clip, max_norm, total)
         started = time.perf_counter()
@@ -703,6 +795,7 @@ class Replica:
         # Peers may be adding up what was sent here; the next backward writes over it.
         self._lane.submit(self._lay_out_comm.barrier)
         self._lane.drain()
+        self._take_back("gradients were dropped")
         self.step_number -= 1
         self._begin_next_step()
         for slot in self._slots:
@@ -744,6 +837,7 @@ class Replica:
             self._pending_state = state
             return
         self.synchronize()
+        self._take_back("optimizer state was loaded between backward and step()")
         for bucket in self.buckets:
             for slot in bucket.slots:
                 if slot.name in state:
@@ -756,6 +850,7 @@ class Replica:
         if not self._is_built:
             return self._pending_state or {}
         self.synchronize()
+        self._take_back("optimizer state was asked for between backward and step()")
         self._lane.drain()
         return self._lane.call(
             gather_optimizer_state, self._slots, self.buckets, self._lay_out_comm

@@ -123,6 +123,15 @@ def find_reach(optimizer: Optimizer) -> Reach:
     return Reach.ELEMENT if seamless else Reach.PIECE
 
 
+def leaves_gradients(optimizer: Optimizer) -> bool:
+    """Find out by trying whether the optimizer only reads gradients: then it can be undone."""
+    tensor, gradient = torch.ones(32, 48), torch.arange(32.0 * 48).view(32, 48)
+    clone = _clone(optimizer, [[tensor]], snapshot(optimizer)[:1])
+    tensor.grad = gradient.clone()
+    clone.step()
+    return tensor.grad is not None and torch.equal(tensor.grad, gradient)
+
+
 def _equal_in_parts(
     optimizer: Optimizer,
     start: torch.Tensor,
@@ -173,6 +182,7 @@ class StripUpdate:
         for run in self.runs:
             groups[run.group].append(run.tensor)
         self._optimizer = _clone(optimizer, groups, self.hyper)
+        self._kept: dict[torch.Tensor, dict[str, Any]] = {}
         # The bare rule: hooks and profiling ranges belong to the user's own call of step().
         self._step = inspect.unwrap(type(optimizer).step)
 
@@ -275,6 +285,18 @@ class StripUpdate:
             with torch.no_grad():
                 self._step(self._optimizer)
 
+    def keep(self) -> None:
+        """Remember the state, so that the next run can be undone."""
+        self._kept = {
+            tensor: {key: _copied(value) for key, value in state.items()}
+            for tensor, state in self._optimizer.state.items()
+        }
+
+    def undo(self) -> None:
+        """Go back to the state that was kept. The parameters are the caller's business."""
+        self._optimizer.state = defaultdict(dict, self._kept)
+        self._kept = {}
+
     def load_state(self, slot: Slot, state: dict[str, Any]) -> None:
         """Take this strip's part of a parameter's whole state."""
         for run in self.runs:
@@ -293,6 +315,10 @@ class StripUpdate:
                     whole = mine.setdefault(key, torch.zeros_like(run.tensor, dtype=value.dtype))
                     part = flat[piece.start - slot.offset : piece.stop - slot.offset]
                     whole[piece.start - run.start : piece.stop - run.start] = part
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
 def _is_spread(value: Any, num_elements: int) -> bool:

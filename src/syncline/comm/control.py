@@ -34,15 +34,19 @@ log = logging.getLogger("syncline")
 
 HEARTBEAT_S = 1.0
 PHASES = ("start", "forward", "backward", "step", "reduce", "update", "gather", "evaluate", "save")
-_RECORD = struct.Struct("<qqq")
+_RECORD = struct.Struct("<qqqq")
 _HOW: dict[str, type[RankFailed]] = {"died": RankDied, "silent": RankSilent, "hung": RankHung}
+
+
+Record = tuple[int, int, int, int]
+"""Step, bucket, phase, and how many phases were begun in all: the one furthest behind has least."""
 
 
 class Message(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """Everything that control connections carry."""
 
-    records: dict[int, tuple[int, int, int]] = {}
-    """Heartbeat: rank -> (step, bucket, phase)."""
+    records: dict[int, Record] = {}
+    """Heartbeat: the progress of some ranks."""
     left: list[int] = []
     """Ranks that ended in good order."""
     gone: int | None = None
@@ -57,6 +61,7 @@ class ProgressBoard:
         self._map = mmap.mmap(file, local_size * _RECORD.size)
         self._offset = local_rank * _RECORD.size
         self.step = 0
+        self._num_phases = 0
         self.write("start")
 
     @staticmethod
@@ -66,19 +71,21 @@ class ProgressBoard:
         return file
 
     def write(self, phase: str, bucket: int = -1) -> None:
-        _RECORD.pack_into(self._map, self._offset, self.step, bucket, PHASES.index(phase))
+        self._num_phases += 1
+        record = (self.step, bucket, PHASES.index(phase), self._num_phases)
+        _RECORD.pack_into(self._map, self._offset, *record)
 
-    def read(self, local_rank: int) -> tuple[int, int, int]:
+    def read(self, local_rank: int) -> Record:
         return _RECORD.unpack_from(self._map, local_rank * _RECORD.size)
 
 
-def describe(record: tuple[int, int, int]) -> str:
+def describe(record: Record) -> str:
     """Put a progress record into words. Step -1: nothing was heard yet.
 
-    >>> describe((17, 2, 4))
+    >>> describe((17, 2, 4, 311))
     'at step 17 (reduce, bucket 2)'
     """
-    step, bucket, phase = record
+    step, bucket, phase, _ = record
     name = PHASES[phase] if 0 <= phase < len(PHASES) else "?"
     return f"at step {step} ({name}{f', bucket {bucket}' if bucket >= 0 else ''})"
 
@@ -99,7 +106,7 @@ class Control:
         if links.parent is not None:
             self._links[links.parent[0]] = links.parent[1]
         self._parent = links.parent[0] if links.parent else None
-        self._records: dict[int, tuple[int, int, int]] = {}
+        self._records: dict[int, Record] = {}
         self._heard = dict.fromkeys(self._links, time.monotonic())
         self._frames = {rank: Frames() for rank in self._links}
         self._callbacks: list[Callable[[RankFailed], None]] = []
@@ -157,13 +164,26 @@ class Control:
             self.check()
 
     def call_hung(self, rank: int, waited_s: float, what: str) -> None:
-        """Tell everybody that this rank has waited for another for too long."""
+        """Tell everybody that this rank has waited for another for too long.
+
+        Where that one waits too, the one furthest behind is to blame.
+        """
+        begun = {other: record[3] for other, record in self._known_records().items()}
+        culprit = min([rank, *begun], key=lambda other: begun.get(other, 0))
+        through = "it" if culprit == rank else f"rank {rank}, which waits too"
         self._fail(
-            rank,
+            culprit,
             "hung",
-            f"rank {rank} hangs {self._last_of(rank)}: rank {self.place.rank} has waited "
-            f"{waited_s:.0f} s for it ({what}).",
+            f"rank {culprit} hangs {self._last_of(culprit)}: rank {self.place.rank} has waited "
+            f"{waited_s:.0f} s for {through} ({what}).",
         )
+
+    def _known_records(self) -> dict[int, Record]:
+        """Return the progress of the others, as far as it was heard of, without those that left."""
+        local = {rank: self.progress.read(at) for at, rank in enumerate(self.place.local_ranks)}
+        known = self._records | local
+        gone = {self.place.rank, *self.left}
+        return {rank: record for rank, record in known.items() if rank not in gone}
 
     def verdict(self, patience_s: float = 3.0) -> RankFailed | None:
         """Give the watchers a moment to say why a connection broke."""
@@ -223,7 +243,10 @@ class Control:
         if self.place.local_rank == 0:
             for local_rank, rank in enumerate(self.place.local_ranks):
                 records[rank] = self.progress.read(local_rank)
-        self._send_all(Message(records=records))
+        for rank in self._links:
+            # Upwards only what is ours, downwards all that was heard: nothing goes round.
+            known = records if rank == self._parent else self._records | records
+            self._send_all(Message(records=known), only=rank)
 
     def _read(self, rank: int) -> bool:
         """Take in what a peer sent; False when its connection has ended."""
@@ -279,11 +302,11 @@ class Control:
         for callback in callbacks:
             callback(failure)
 
-    def _send_all(self, message: Message, but: int | None = None) -> None:
+    def _send_all(self, message: Message, but: int | None = None, only: int | None = None) -> None:
         frame = pack(message)
         with self._lock:
             for rank, sock in self._links.items():
-                if rank != but:
+                if rank != but and only in (None, rank):
                     # A peer that cannot be written to is noticed by reading from it.
                     with contextlib.suppress(OSError):
                         sock.sendall(frame)

@@ -20,6 +20,9 @@ import greenlet
 
 _PAUSE_S = 0.001
 
+PATIENT = 1 << 16
+"""From this urgency on a message is sent only when little else is on the way."""
+
 NUM_CHANNELS = 5
 """One for what belongs to a step as a whole, the others for buckets in turn."""
 
@@ -30,8 +33,13 @@ class Hub:
     def __init__(self) -> None:
         self.channel = 0
         """Of the hook that runs."""
+        self.urgency = 0
+        """Of the hook that runs: what it sends goes before anything with a higher number."""
+        self.was_woken = False
+        """Whether somebody asked all to look up, since this was last set to False."""
         self.num_bulky = 0
         """Exchanges under way that take many reads each."""
+        self._again: list[Callable[[], None]] = []
         self._poll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -50,30 +58,40 @@ class Hub:
         self._handlers.pop(file, None)
         self._poll.unregister(file)
 
+    def look_again(self, look: Callable[[], None]) -> None:
+        """Call back in a moment, for what no event announces."""
+        self._again.append(look)
+
     def wake(self) -> None:
         """End the sleep, from any thread."""
         if self._waker >= 0:
             os.eventfd_write(self._waker, 1)
 
-    def sleep(self) -> None:
-        """Return when anything has happened, or after a second; the caller looks what it was."""
+    def sleep(self, is_over: Callable[[], bool] | None = None) -> None:
+        """Return when anything has happened, or after a second; the caller looks what it was.
+
+        With `is_over` a hook is woken only when that is true, or to look at the clock now and then.
+        """
         current = greenlet.getcurrent()
         if current.parent is None:
             self.poll(1.0)
         else:
-            channel = self.channel
-            current.parent.switch()
-            self.channel = channel
+            current.parent.switch(is_over)
 
     def poll(self, timeout_s: float) -> None:
         """Wait for events and hand them out."""
-        if self.num_bulky:
+        again, self._again = self._again, []
+        if self.num_bulky or again:
             # Let more of it come: a fifth of the calls, and the kernel's buffers bridge the pause.
             time.sleep(_PAUSE_S)
-        for file, events in self._poll.poll(timeout_s):
+        for file, events in self._poll.poll(0.0 if again else timeout_s):
+            if file == self._waker:
+                self.was_woken = True
             handler = self._handlers.get(file)
             if handler is not None:
                 handler(events)
+        for look in again:
+            look()
 
     def close(self) -> None:
         waker, self._waker = self._waker, -1

@@ -1,9 +1,11 @@
 """Messages between ranks over TCP: one connection per pair, filled without a gap.
 
-What is sent to a peer goes out in the order in which it was asked for, so the most urgent is
-first and the link never idles while something waits. Each message has a short header that says
-which conversation it belongs to; the n-th message of a conversation meets the n-th receive. One
-that comes before its receive is kept until then, so nobody's wire stands still for a slow peer.
+What is sent to a peer goes out by urgency, then in the order in which it was asked for, and the
+link never idles while something waits. Messages are sent in pieces, so that an urgent one need not
+wait for the end of one that is not; the kernel is given little more than is on its way. Each piece
+has a short header that says which conversation it belongs to; the n-th message of a conversation
+meets the n-th receive. One that comes before its receive is kept until then, so nobody's wire
+stands still for a slow peer.
 
 Every connection proves the job's key both ways before the first byte. Sockets are served by
 whoever sleeps in the hub: no thread of their own, and the kernel's buffers bridge arithmetic.
@@ -11,11 +13,15 @@ whoever sleeps in the hub: no thread of their own, and the kernel's buffers brid
 
 from __future__ import annotations
 
+import fcntl
+import heapq
 import select
 import socket
 import struct
+import termios
 import time
 import zlib
+from array import array
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,12 +30,18 @@ from typing import Any
 import torch
 
 from syncline.comm.control import Control
-from syncline.comm.hub import NUM_CHANNELS, Hub
+from syncline.comm.hub import NUM_CHANNELS, PATIENT, Hub
 from syncline.comm.network import Message
 from syncline.comm.rendezvous import Store, accept_all, connect_to, listen, read_address
 from syncline.errors import CommError
 
-_HEADER = struct.Struct("<IIQ")  # group, channel, bytes
+_HEADER = struct.Struct("<IIIQ")  # group, channel, bytes of the piece, bytes of the message
+_PIECE_BYTES = 128 << 10
+_PATIENT_S = 0.003
+_LEAST_PATIENT_BYTES = 16 << 10
+_MOST_PATIENT_BYTES = 1 << 20
+_UNSENT_BYTES = 128 << 10
+"""What the kernel takes beyond what is on its way: enough to bridge our pauses."""
 _READ_AT_ONCE = 4 << 20
 _LARGEST_BYTES = 1 << 40
 _CHECK_S = 0.2
@@ -53,6 +65,9 @@ class Exchange:
     waits_for: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     """Rank -> messages still to come from it."""
 
+    def is_over(self) -> bool:
+        return not self.left
+
     def arrived(self, rank: int) -> None:
         self.left -= 1
         self.waits_for[rank] -= 1
@@ -61,30 +76,81 @@ class Exchange:
 Receive = tuple[memoryview, Exchange]
 
 
+@dataclass(order=True)
+class _Outgoing:
+    """A message on its way out. The most urgent, then the oldest, is the least."""
+
+    urgency: int
+    number: int
+    conversation: Conversation = field(compare=False)
+    left: memoryview = field(compare=False)
+    size_bytes: int = field(compare=False)
+    exchange: Exchange = field(compare=False)
+
+
+@dataclass(eq=False)
+class _Incoming:
+    """A message that is arriving: where it goes, how much has come, and who waits for it."""
+
+    target: memoryview
+    receive: Receive | None
+    early: bytearray | None
+    num_bytes: int = 0
+
+
+class _Patience:
+    """How much of patient messages may be on the way to one peer: what an urgent one waits for.
+
+    Some milliseconds' worth of the link, which is as fast as the fastest exchange of late.
+    """
+
+    def __init__(self, num_peers: int) -> None:
+        self.num_bytes = _PIECE_BYTES
+        self._share_s = _PATIENT_S / num_peers
+        self._rates: deque[float] = deque(maxlen=16)
+
+    def learn(self, num_bytes: int, took_s: float) -> None:
+        self._rates.append(num_bytes / took_s)
+        share = int(max(self._rates) * self._share_s)
+        self.num_bytes = min(max(share, _LEAST_PATIENT_BYTES), _MOST_PATIENT_BYTES)
+
+
 class _Peer:
     """The connection with one rank."""
 
-    def __init__(self, rank: int, sock: socket.socket, hub: Hub) -> None:
+    def __init__(self, rank: int, sock: socket.socket, hub: Hub, patience: _Patience) -> None:
         self.rank = rank
+        self._patience = patience
         self.failure: str | None = None
         self._hub = hub
         self._sock = sock
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._outgoing: deque[tuple[memoryview, Exchange | None]] = deque()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        self._outgoing: list[_Outgoing] = []  # a heap
+        self._num_sent = 0
+        self._piece: list[memoryview] = []
+        """What is left of the header and the bytes of the piece that is being written."""
+        self._of: _Outgoing | None = None
+        """The message that the piece is from."""
         self._is_blocked = False
+        self._is_waiting = False
+        self._num_queued = array("i", [0])
         self._posted: dict[Conversation, deque[Receive]] = defaultdict(deque)
         self._early: dict[Conversation, deque[bytearray]] = defaultdict(deque)
+        self._incoming: dict[Conversation, _Incoming] = {}
         self._header = bytearray(_HEADER.size)
         self._target = memoryview(self._header)
-        self._receive: Receive | None = None
         self._conversation: Conversation | None = None
-        """Of the message that is arriving; None while its header is."""
+        """Of the piece that is arriving; None while its header is."""
         hub.watch(sock.fileno(), select.EPOLLIN, self._on_event)
 
-    def send(self, conversation: Conversation, message: memoryview, exchange: Exchange) -> None:
-        self._outgoing.append((memoryview(_HEADER.pack(*conversation, len(message))), None))
-        self._outgoing.append((message, exchange))
+    def send(
+        self, conversation: Conversation, message: memoryview, exchange: Exchange, urgency: int
+    ) -> None:
+        self._num_sent += 1
+        outgoing = _Outgoing(urgency, self._num_sent, conversation, message, len(message), exchange)
+        heapq.heappush(self._outgoing, outgoing)
         if not self._is_blocked:
             self._write()
 
@@ -122,10 +188,13 @@ class _Peer:
             self._hub.forget(self._sock.fileno())
 
     def _write(self) -> None:
-        while self._outgoing:
-            batch = [piece for piece, _ in list(self._outgoing)[:8]]
+        while self._piece or self._outgoing:
+            if not self._piece:
+                if self._outgoing[0].urgency >= PATIENT and self._must_wait():
+                    break
+                self._cut_piece()
             try:
-                sent = self._sock.sendmsg(batch)
+                sent = self._sock.sendmsg(self._piece)
             except BlockingIOError:
                 if not self._is_blocked:
                     self._is_blocked = True
@@ -134,57 +203,108 @@ class _Peer:
             except OSError as error:
                 self.failure = self.failure or str(error)
                 return
-            while self._outgoing and sent >= len(self._outgoing[0][0]):
-                piece, exchange = self._outgoing.popleft()
-                sent -= len(piece)
-                if exchange is not None:
-                    exchange.left -= 1
-            if sent:
-                piece, exchange = self._outgoing[0]
-                self._outgoing[0] = (piece[sent:], exchange)
+            while self._piece and sent >= len(self._piece[0]):
+                sent -= len(self._piece.pop(0))
+            if self._piece:
+                self._piece[0] = self._piece[0][sent:]
+            else:
+                self._end_piece()
         if self._is_blocked:
             self._is_blocked = False
             self._hub.change(self._sock.fileno(), select.EPOLLIN)
 
+    def _go_on(self) -> None:
+        self._is_waiting = False
+        if not self._is_blocked:
+            self._write()
+
+    def _must_wait(self) -> bool:
+        """Say whether the kernel holds too much, sent or not, for patient messages to be added."""
+        fcntl.ioctl(self._sock.fileno(), termios.TIOCOUTQ, self._num_queued)
+        if self._num_queued[0] <= self._patience.num_bytes:
+            return False
+        if not self._is_waiting:
+            self._is_waiting = True
+            self._hub.look_again(self._go_on)
+        return True
+
+    def _cut_piece(self) -> None:
+        """Begin with a piece of the most urgent message."""
+        self._of = of = heapq.heappop(self._outgoing)
+        size = self._patience.num_bytes if of.urgency >= PATIENT else _PIECE_BYTES
+        piece, of.left = of.left[:size], of.left[size:]
+        header = _HEADER.pack(*of.conversation, len(piece), of.size_bytes)
+        self._piece = [memoryview(header), piece]
+
+    def _end_piece(self) -> None:
+        assert self._of is not None
+        if len(self._of.left):
+            heapq.heappush(self._outgoing, self._of)
+        else:
+            self._of.exchange.left -= 1
+        self._of = None
+
     def _read(self) -> None:
         budget = _READ_AT_ONCE
         while budget > 0:
+            wanted: list[memoryview | bytearray] = [self._target]
+            if self._conversation is not None:
+                wanted.append(self._header)
             try:
-                count = self._sock.recv_into(self._target)
+                count = self._sock.recvmsg_into(wanted)[0]
             except BlockingIOError:
                 return
             if count == 0:
                 raise EOFError("the connection was closed")
             budget -= count
+            more = count - len(self._target)
             self._target = self._target[count:]
-            if not len(self._target):
+            if more >= 0:
                 self._take()
+                # After a piece the next header has come along, or some of it.
+                self._target = self._target[more:]
+                if more == _HEADER.size:
+                    self._take()
 
     def _take(self) -> None:
-        """A header or a message is complete: go on to what follows."""
+        """A header or a piece is complete: go on to what follows."""
         if self._conversation is None:
-            group, channel, length = _HEADER.unpack(self._header)
-            if length > _LARGEST_BYTES:
-                raise CommError(f"rank {self.rank} announced {length} bytes: not one of ours")
+            group, channel, num_bytes, size_bytes = _HEADER.unpack(self._header)
             self._conversation = (group, channel)
-            posted = self._posted[self._conversation]
-            if posted:
-                self._receive = posted.popleft()
-                self._check_length(length, self._receive[0])
-                self._target = self._receive[0]
-            else:
-                early = bytearray(length)
-                self._target = memoryview(early)
-                self._arriving = early
-            if length:
-                return
+            incoming = self._incoming.get(self._conversation)
+            if incoming is None:
+                incoming = self._begin(self._conversation, size_bytes)
+            first, last = incoming.num_bytes, incoming.num_bytes + num_bytes
+            if not num_bytes or last > size_bytes or size_bytes != len(incoming.target):
+                raise CommError(f"rank {self.rank} sent a piece of no message: not one of ours")
+            incoming.num_bytes = last
+            self._target = incoming.target[first:last]
+            return
         conversation, self._conversation = self._conversation, None
-        if self._receive is not None:
-            self._receive[1].arrived(self.rank)
-            self._receive = None
-        else:
-            self._keep_early(conversation, self._arriving)
         self._target = memoryview(self._header)
+        incoming = self._incoming[conversation]
+        if incoming.num_bytes == len(incoming.target):
+            del self._incoming[conversation]
+            if incoming.receive is not None:
+                incoming.receive[1].arrived(self.rank)
+            else:
+                assert incoming.early is not None
+                self._keep_early(conversation, incoming.early)
+
+    def _begin(self, conversation: Conversation, size_bytes: int) -> _Incoming:
+        """Find a place for a message whose first piece is here."""
+        if size_bytes > _LARGEST_BYTES:
+            raise CommError(f"rank {self.rank} announced {size_bytes} bytes: not one of ours")
+        posted = self._posted[conversation]
+        if posted:
+            receive = posted.popleft()
+            self._check_length(size_bytes, receive[0])
+            incoming = _Incoming(receive[0], receive, None)
+        else:
+            early = bytearray(size_bytes)
+            incoming = _Incoming(memoryview(early), None, early)
+        self._incoming[conversation] = incoming
+        return incoming
 
     def _keep_early(self, conversation: Conversation, message: bytearray) -> None:
         posted = self._posted[conversation]
@@ -208,8 +328,14 @@ class Streams:
     device = torch.device("cpu")
 
     def __init__(
-        self, control: Control, hub: Hub, peers: dict[int, _Peer], ranks: Sequence[int] = ()
+        self,
+        control: Control,
+        hub: Hub,
+        peers: dict[int, _Peer],
+        patience: _Patience,
+        ranks: Sequence[int] = (),
     ) -> None:
+        self._patience = patience
         self._control = control
         self._hub = hub
         self._peers = peers
@@ -220,7 +346,8 @@ class Streams:
         """Return the same connections for conversations of some of the ranks."""
         members = tuple(sorted(ranks))
         self._num_parts[members] += 1
-        return Streams(self._control, self._hub, self._peers, [*members, self._num_parts[members]])
+        name = [*members, self._num_parts[members]]
+        return Streams(self._control, self._hub, self._peers, self._patience, name)
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
         """Send to and receive from ranks, everything at once, and wait for all of it."""
@@ -230,18 +357,22 @@ class Streams:
             exchange.waits_for[rank] += 1
             self._peers[rank].post(conversation, bytes_of(tensor), exchange)
         for rank, tensor in sends:
-            self._peers[rank].send(conversation, bytes_of(tensor), exchange)
-        is_bulky = sum(tensor.nbytes for _, tensor in receives) > _BULKY_BYTES
+            self._peers[rank].send(conversation, bytes_of(tensor), exchange, self._hub.urgency)
+        num_bytes = sum(tensor.nbytes for _, tensor in receives)
+        is_bulky = num_bytes > _BULKY_BYTES
         self._hub.num_bulky += is_bulky
+        started = time.monotonic()
         try:
             self._wait(exchange, [rank for rank, _ in sends], what)
         finally:
             self._hub.num_bulky -= is_bulky
+        if is_bulky and self._hub.urgency < PATIENT:
+            self._patience.learn(num_bytes, time.monotonic() - started)
 
     def _wait(self, exchange: Exchange, sends_to: Sequence[int], what: str) -> None:
         started = checked = time.monotonic()
         while exchange.left:
-            self._hub.sleep()
+            self._hub.sleep(exchange.is_over)
             now = time.monotonic()
             if exchange.left and (now - checked > _CHECK_S or self._control.failure is not None):
                 checked = now
@@ -286,4 +417,6 @@ def connect_streams(
         higher = {(rank, "data") for rank in range(place.rank + 1, place.size)}
         sockets |= {rank: sock for (rank, _), sock in accept_all(listener, place, higher).items()}
     control.on_failure(lambda failure: hub.wake())
-    return Streams(control, hub, {rank: _Peer(rank, sock, hub) for rank, sock in sockets.items()})
+    patience = _Patience(len(sockets))
+    peers = {rank: _Peer(rank, sock, hub, patience) for rank, sock in sockets.items()}
+    return Streams(control, hub, peers, patience)

@@ -1,0 +1,53 @@
+"""Messages over TCP: the urgent overtake the patient, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import syncline
+from ranks import run_ranks
+from syncline.comm.base import Memory, Strips, even_cuts
+from syncline.comm.hub import PATIENT
+from syncline.session import current_session
+
+pytestmark = pytest.mark.processes
+
+
+def strips_of(num_elements, comm):
+    memory = torch.full((num_elements,), -1.0)
+    strips = Strips(Memory(memory), even_cuts(num_elements, comm.size))
+    first = strips.cuts[comm.position]
+    mine = strips.mine(comm.position)
+    mine.copy_(torch.arange(first, first + mine.numel()))
+    return strips
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_an_urgent_message_overtakes_a_large_patient_one(size):
+    def work():
+        syncline.init(comm="network")
+        session = current_session()
+        lane, comm, ended = session.lane, session.comm, []
+
+        def gather(name, strips):
+            comm.all_gather(strips)
+            ended.append(name)
+
+        lane.start_thread()
+        large, small = strips_of(8_000_000, comm), strips_of(300, comm)
+        # Both are handed over in one go, the large one first.
+        lane.submit(
+            lambda: [
+                lane.submit(gather, "large", large, channel=1, urgency=PATIENT),
+                lane.submit(gather, "small", small, channel=2, urgency=0),
+            ]
+        )
+        lane.drain()
+        lane.drain()
+        for strips in (large, small):
+            whole = strips.memory.mine
+            assert torch.equal(whole, torch.arange(whole.numel(), dtype=torch.float32))
+        return ended
+
+    assert run_ranks(size, work) == [["small", "large"]] * size
