@@ -186,6 +186,8 @@ class Lab:
         mine = [name for name in _namespaces() if name.startswith(f"{PREFIX}{self.name}-")]
         for name in mine:
             self._end_processes(name)
+            # Connections to a machine that is cut off would try for minutes to say goodbye.
+            _run("ip", "netns", "exec", name, "ss", "--kill", "--tcp", "--numeric")
         numbers = {entry["nsid"] for entry in _listed_ids() if entry.get("name") in mine}
         for name in mine:
             _run("ip", "netns", "delete", name)

@@ -100,6 +100,28 @@ def test_a_rank_that_gets_nowhere_is_named_after_the_limit(comm):
         assert 1.0 < when - started < 7.5
 
 
+def test_who_waits_for_one_that_waits_blames_the_one_furthest_behind():
+    def work():
+        rank = syncline.init(comm="network", hung_s=2.0)
+        session = current_session()
+        near, far = session.comm.subgroup([0, 1]), session.comm.subgroup([1, 2])
+        if rank == 2:
+            time.sleep(6.0)
+            return None
+        session.control.progress.write("reduce")
+        try:
+            if rank == 1:
+                time.sleep(1.0)  # so that rank 0 loses patience first
+                far.barrier()
+            near.barrier()
+        except syncline.errors.RankHung as error:
+            return [error.rank, str(error)]
+
+    named, *_ = run_ranks(3, work)
+    assert named[0] == 2
+    assert "rank 0 has waited 2 s for rank 1, which waits too" in named[1]
+
+
 def test_nothing_is_left_after_everybody_was_killed():
     def segments(processes):
         """Return the numbers of the memory files that are mapped somewhere."""

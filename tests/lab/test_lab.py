@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 from benchmarks.wire import ideal_step_s
 from lab.network import PREFIX, Lab, LabError, lab_names, rate_bytes_per_s, why_not
+
+from syncline import models
 
 TOP = Path(__file__).parents[2]
 needs_lab = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
@@ -214,21 +217,75 @@ def train(lab, job, folder, machines, ranks, *more):
 
 @needs_lab
 @pytest.mark.slow
-def test_two_machines_with_two_ranks_give_the_hash_of_one_rank_and_send_the_least(tmp_path):
+@pytest.mark.parametrize(("machines", "ranks"), [(2, 2), (4, 1)])
+def test_machines_give_the_hash_of_one_rank_and_send_the_least(machines, ranks, tmp_path):
     job = tmp_path / "job.toml"
     job.write_text(JOB)
-    with Lab(2, "1gbit") as lab:
+    sent = []
+    with Lab(machines, "1gbit") as lab:
         alone = train(lab, job, tmp_path / "alone", 1, 1)
-        before = lab.all_traffic()
-        spread = train(lab, job, tmp_path / "spread", 2, 2)
-        pairs = zip(lab.all_traffic(), before, strict=True)
-        sent = [now.since(then).sent_bytes for now, then in pairs]
-    assert spread["weights_sha256"] == alone["weights_sha256"]
-    assert "tcp" in spread["communicator"]
-    parameter_bytes = 4 * 272_000
-    steps = 4
-    # Starting values go across once, set-up and heartbeats take a little.
-    assert max(sent) < 1.05 * steps * parameter_bytes + 2 * parameter_bytes + 500_000
+        for steps in (4, 12):
+            before = lab.all_traffic()
+            folder = tmp_path / str(steps)
+            spread = train(lab, job, folder, machines, ranks, "--set", f"run.steps={steps}")
+            pairs = zip(lab.all_traffic(), before, strict=True)
+            sent.append([now.since(then).sent_bytes for now, then in pairs])
+            if steps == 4:
+                assert spread["weights_sha256"] == alone["weights_sha256"]
+            assert "tcp" in spread["communicator"]
+    # What eight more steps send; starting up and leaving cost the same in both runs.
+    per_step = max(long - short for short, long in zip(*sent, strict=True)) / 8
+    model = models.build("resnet-20", (1, 8, 8), 10)
+    parameter_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
+    least = 2 * (machines - 1) / machines * parameter_bytes
+    assert least <= per_step <= 1.05 * least
+
+
+LONG_JOB = """
+[model]
+name = "cnn"
+[data]
+name = "digits"
+batch = 24
+[optimizer]
+lr = 0.05
+[strategy]
+name = "synchronous"
+shards = 6
+[run]
+steps = 40
+checkpoint_every = 10
+silent_s = 3.0
+"""
+
+
+@needs_lab
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["cut", "freeze"])
+def test_a_lost_machine_is_named_and_the_others_go_on_without_it(fault, tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text(LONG_JOB)
+    folder = tmp_path / "run"
+    with Lab(3, "1gbit") as lab:
+        jobs = start(lab, job, folder, 3, 1)
+        metrics = folder / "metrics.jsonl"
+        deadline = time.monotonic() + 60
+        while not (metrics.exists() and metrics.read_text().count("\n") >= 25):
+            assert time.monotonic() < deadline, "no progress"
+            time.sleep(0.02)
+        getattr(lab, fault)(2)
+        lost_at = time.monotonic()
+        for started in jobs[:2]:
+            _, said = started.communicate(timeout=60)
+            assert started.returncode != 0
+            assert re.search(r"rank 2 is silent for \d s: frozen, or cut off", said), said
+        assert time.monotonic() - lost_at < 20
+        assert metrics.read_text().count("\n") < 40, "the run was over before the fault"
+        lab.kill(2)
+        jobs[2].communicate()
+        resumed = train(lab, job, folder, 2, 1, "--resume")
+        alone = train(lab, job, tmp_path / "alone", 1, 1)
+    assert resumed["weights_sha256"] == alone["weights_sha256"]
 
 
 def test_the_ideal_of_two_lanes_by_hand():
