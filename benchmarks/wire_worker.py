@@ -26,6 +26,7 @@ import syncline
 from syncline.models.sleeping import SleepingLayer, sleeping
 
 SETTLING_STEPS = 2
+FIRST_STEPS = 20  # enough for every arm to have chosen its ways
 LR = 1e-4
 
 
@@ -112,7 +113,7 @@ def main() -> None:
     for arm in spec["arms"]:
         try:
             arms[arm] = build(arm, spec)
-            run_block(arms[arm], 2, x)
+            run_block(arms[arm], FIRST_STEPS, x)
         except Exception as error:  # an arm that cannot run is reported, not hidden
             failures[arm] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     results: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}

@@ -10,9 +10,8 @@ from torch import nn
 
 import syncline
 from ranks import run_ranks
-from syncline import early as early_updates
 from syncline.checkpoint import digest_of
-from syncline.early import EarlyUpdates
+from syncline.early import BLOCK_STEPS, NUM_BLOCKS, EarlyUpdates
 
 pytestmark = pytest.mark.processes
 
@@ -42,7 +41,8 @@ def train(early, disturb, optimizer="momentum", steps=5, size=2):
     """Train with a disturbance in step 2; return hashes, early updates taken and reasons."""
 
     def work():
-        early_updates.LEAST_GAP = -1.0  # a small network on loopback: pretend that there are gaps
+        # A small network on loopback gains nothing: pretend that it does.
+        EarlyUpdates.decide = lambda self, step_s: setattr(self, "_is_wanted", True)
         said = []
         handler = logging.Handler()
         handler.emit = lambda record: said.append(record.getMessage())
@@ -131,15 +131,17 @@ def test_dropped_gradients_undo_early_updates_and_early_updates_go_on():
     assert early[0][3] == []
 
 
-def test_they_are_taken_only_where_backward_leaves_gaps():
-    updates = EarlyUpdates(None)
-    updates.begin_reduces()
-    updates.note_reduce(1000, 1e-9)
-    assert updates.gap(1000) > 0.9
-    updates.note_reduce(1000, 1e3)  # a slow one among fast ones shares the wire with them
-    assert updates.gap(1000) > 0.9
-    updates.begin_step()
-    assert updates.gap(1000) == 0.0
-    updates.begin_reduces()
-    updates.note_reduce(1000, 1e3)
-    assert updates.gap(1000) == 0.0
+def decided(late_s, early_s):
+    """Let steps take so long; return what is chosen for each, and at last."""
+    updates, chosen = EarlyUpdates(None), []
+    for _ in range(NUM_BLOCKS * BLOCK_STEPS + 5):
+        chosen.append(updates._is_wanted)
+        updates.decide(early_s if updates._is_wanted else late_s)
+    return chosen
+
+
+def test_late_and_early_are_tried_twice_and_the_faster_is_kept():
+    trial = ([False] * BLOCK_STEPS + [True] * BLOCK_STEPS) * (NUM_BLOCKS // 2)
+    assert decided(late_s=1.0, early_s=0.95) == trial + [True] * 5
+    assert decided(late_s=1.0, early_s=0.999) == trial + [False] * 5
+    assert decided(late_s=1.0, early_s=1.2) == trial + [False] * 5

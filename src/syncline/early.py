@@ -7,13 +7,15 @@ that the optimizer has then, into memory that nobody reads yet; forward and back
 copy. If anything did change on any rank (clipped gradients, another learning rate, a parameter
 without gradient), all ranks learn it from the step's flags, undo, and update once more.
 
-Whether there are gaps is measured in every step, and the ranks decide by their mean. Only the later
-half of the buckets is worth it: their gathers are the last to be needed.
+Whether it pays depends on compute, wire and processors, so it is tried: some steps late, some
+early, twice, and the ranks choose by the time that all of them took. Only the later half of the
+buckets is worth it: their gathers are the last to be needed.
 """
 
 from __future__ import annotations
 
 import logging
+import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +29,9 @@ from syncline.update import leaves_gradients, snapshot
 
 log = logging.getLogger("syncline")
 
-LEAST_GAP = 0.1
+BLOCK_STEPS = 4
+NUM_BLOCKS = 4
+LEAST_GAIN = 0.99
 
 Hyper = list[dict[str, Any]]
 
@@ -64,8 +68,9 @@ class EarlyUpdates:
         """What has changed on this rank since this step's updates were taken."""
         self._hyper: Hyper | None = None
         self._is_wanted = False
-        self._began_s: float | None = None
-        self._reduce_s_per_byte: float | None = None
+        self._num_tried = 0
+        self._times_s: dict[bool, list[float]] = {False: [], True: []}
+        self._entered_s = 0.0
 
     def prepare(self, buckets: Sequence[Bucket], comm: Communicator) -> None:
         """Give the later half of the buckets memory of their own to read from."""
@@ -77,27 +82,29 @@ class EarlyUpdates:
     def takes(self, bucket: Bucket) -> bool:
         return self._is_wanted and self.why_not is None and bucket.in_use is not None
 
-    def begin_reduces(self) -> None:
-        """Note, on the compute lane, when this step's first gradient is ready."""
-        if self._began_s is None:
-            self._began_s = time.perf_counter()
+    def step_s(self) -> float:
+        """Return the time since the last call, on entering `step()`."""
+        before, self._entered_s = self._entered_s, time.perf_counter()
+        return self._entered_s - before
 
-    def note_reduce(self, size_bytes: int, took_s: float) -> None:
-        """Take note of how fast the wire is when it has nothing else to do."""
-        per_byte = took_s / size_bytes
-        if self._reduce_s_per_byte is None or per_byte < self._reduce_s_per_byte:
-            self._reduce_s_per_byte = per_byte
+    def decide(self, step_s: float) -> None:
+        """Learn how long a step took, all ranks together; choose how to take the next.
 
-    def gap(self, size_bytes: int) -> float:
-        """Return which part of backward's time the wire has nothing to reduce, on entering step."""
-        if self._began_s is None or self._reduce_s_per_byte is None:
-            return 0.0
-        backward_s = time.perf_counter() - self._began_s
-        return max(0.0, 1.0 - self._reduce_s_per_byte * size_bytes / backward_s)
-
-    def decide(self, gap: float) -> None:
-        """Take the next step's updates early, or not: every rank calls it with the same number."""
-        self._is_wanted = gap > LEAST_GAP
+        Every rank calls it with the same number, so all choose alike.
+        """
+        if self.why_not is not None or self._num_tried == NUM_BLOCKS * BLOCK_STEPS:
+            return
+        if self._num_tried % BLOCK_STEPS:  # the first of a block still has the last one's gathers
+            self._times_s[self._is_wanted].append(step_s)
+        self._num_tried += 1
+        block = self._num_tried // BLOCK_STEPS
+        if block < NUM_BLOCKS:
+            self._is_wanted = block % 2 == 1
+            return
+        late, early = (statistics.median(self._times_s[choice]) for choice in (False, True))
+        self._is_wanted = early < LEAST_GAIN * late
+        answer = "updates are taken early" if self._is_wanted else "updates are not taken early"
+        log.info("%s: a step takes %.3f of its time then", answer, early / late)
 
     def hyper(self, optimizer: Optimizer) -> Hyper:
         """Return the settings for this step's early updates: those of the first of them."""
@@ -116,7 +123,7 @@ class EarlyUpdates:
             self.spoilt_by = self.spoilt_by or reason
 
     def begin_step(self) -> None:
-        self.spoilt_by = self._hyper = self._began_s = self._reduce_s_per_byte = None
+        self.spoilt_by = self._hyper = None
 
     def stop(self, reason: str) -> None:
         """Take no more updates early: what spoilt one step is likely to spoil the next."""

@@ -112,9 +112,7 @@ class Replica:
         self._slot_of = {id(slot.parameter): slot for slot in self._slots}
         self.reach = find_reach(optimizer)
         self._idle_optimizer = idle_copy(optimizer)
-        self._size_bytes = total_bytes = sum(
-            slot.num_elements * slot.parameter.dtype.itemsize for slot in self._slots
-        )
+        total_bytes = sum(s.num_elements * s.parameter.dtype.itemsize for s in self._slots)
         self.overlap = total_bytes >= INLINE_BYTES if overlap is None else overlap
         # Without overlap several buckets would only mean several meetings.
         self.bucket_bytes = bucket_bytes or (
@@ -416,7 +414,7 @@ class Replica:
             lines.append(
                 "updates are not taken early: " + why_not
                 if why_not
-                else "where backward leaves gaps, half of the updates are taken early"
+                else "half of the updates are taken early if that turns out to pay"
             )
         return lines
 
@@ -477,7 +475,6 @@ class Replica:
                 return
             self._next_send += 1
             bucket.is_reduced = False
-            self._early.begin_reduces()
             self._lane.submit(self._run_gradient_ready, bucket, channel=self._channel_of(bucket))
             if self._early.takes(bucket):
                 self._lane.submit(
@@ -666,7 +663,7 @@ class Replica:
         flags = [float(slot.has_gradient) for slot in self._slots]
         spoilt = self._early.spoilt_by is not None
         flags += [float(self.buffers.has_changed_others), float(spoilt)]
-        flags += [self._early.gap(self._size_bytes), *self._told]
+        flags += [self._early.step_s(), *self._told]
         # On the lane, in order: by then nobody reads the old flags any more.
         write = self._flags_view.__setitem__
         self._lane.submit(write, slice(None), flags, channel=self._step_channel)
@@ -693,7 +690,6 @@ class Replica:
         started = time.perf_counter()
         self.strategy.gradient_ready(bucket)
         bucket.is_reduced = True
-        self._early.note_reduce(bucket.size_bytes, time.perf_counter() - started)
         if self.recorder is not None:
             self.recorder.add("comm", "reduce", bucket.index, bucket.step, started)
 
@@ -701,7 +697,7 @@ class Replica:
         self._note("step")
         self.strategy.step_entered(Step(number, self._flags, self.buffers.statistics))
         flags = self._flags.result.tolist()[: -self.shards]
-        *has_gradient, has_changed_buffers, spoilt, gap = flags
+        *has_gradient, has_changed_buffers, spoilt, step_s = flags
         without = {number for number, has in enumerate(has_gradient) if not has}
         self._is_spoilt = spoilt > 0 or without != self._without
         if self._is_spoilt:
@@ -710,7 +706,7 @@ class Replica:
                 or ("another rank's do not hold" if spoilt else "other parameters got gradients")
             )
         self._without = without
-        self._early.decide(gap / self.comm.size)
+        self._early.decide(step_s)
         self.buffers.end_step(self._lay_out_comm, has_changed_buffers > 0)
         self._entered_step = number
 

@@ -18,8 +18,6 @@ from collections.abc import Callable
 
 import greenlet
 
-_PAUSE_S = 0.001
-
 PATIENT = 1 << 16
 """From this urgency on a message is sent only when little else is on the way."""
 
@@ -37,6 +35,8 @@ class Hub:
         """Of the hook that runs: what it sends goes before anything with a higher number."""
         self.was_woken = False
         """Whether somebody asked all to look up, since this was last set to False."""
+        self.pause_s = 0.001
+        """How long to let data gather before reading, while there is much."""
         self.num_bulky = 0
         """Exchanges under way that take many reads each."""
         self._again: list[Callable[[], None]] = []
@@ -83,7 +83,7 @@ class Hub:
         again, self._again = self._again, []
         if self.num_bulky or again:
             # Let more of it come: a fifth of the calls, and the kernel's buffers bridge the pause.
-            time.sleep(_PAUSE_S)
+            time.sleep(self.pause_s)
         for file, events in self._poll.poll(0.0 if again else timeout_s):
             if file == self._waker:
                 self.was_woken = True

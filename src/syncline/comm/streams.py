@@ -417,6 +417,8 @@ def connect_streams(
         higher = {(rank, "data") for rank in range(place.rank + 1, place.size)}
         sockets |= {rank: sock for (rank, _), sock in accept_all(listener, place, higher).items()}
     control.on_failure(lambda failure: hub.wake())
+    # With more peers less comes from each in a millisecond: wait for reads that are worth a call.
+    hub.pause_s *= max(1.0, len(sockets) / 3)
     patience = _Patience(len(sockets))
     peers = {rank: _Peer(rank, sock, hub, patience) for rank, sock in sockets.items()}
     return Streams(control, hub, peers, patience)
