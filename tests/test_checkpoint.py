@@ -20,10 +20,10 @@ from syncline.checkpoint import (
     load,
     newest,
     save,
-    write_atomically,
 )
 from syncline.config import parse_job
 from syncline.errors import CheckpointError
+from syncline.files import write_atomically
 
 JOB = """
 [model]
@@ -141,7 +141,7 @@ def test_a_writer_killed_at_any_time_leaves_the_old_file_or_the_new(tmp_path):
     path = tmp_path / "file"
     write_atomically(path, b"0" * 100_000)
     code = (
-        "import sys; from pathlib import Path; from syncline.checkpoint import write_atomically\n"
+        "import sys; from pathlib import Path; from syncline.files import write_atomically\n"
         "print('ready', flush=True)\n"
         "for i in range(10**6): write_atomically(Path(sys.argv[1]), str(i % 10).encode() * 100_000)"
     )

@@ -7,6 +7,7 @@ values and the comparison fails.
 from __future__ import annotations
 
 import copy
+import itertools
 import time
 import warnings
 
@@ -156,7 +157,19 @@ MODELS = {
     "normed": Normed,
 }
 
+
+def mixed_groups(parameters):
+    """Give parameters that lie side by side groups with different kernels and rates."""
+    flags = itertools.cycle([{"fused": True}, {"foreach": True}, {"foreach": False}])
+    groups = [
+        {"params": [parameter], "lr": 0.01 * (1 + number), **next(flags)}
+        for number, parameter in enumerate(parameters)
+    ]
+    return torch.optim.AdamW(groups)
+
+
 OPTIMIZERS = {
+    "mixed groups": mixed_groups,
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
     "adam, foreach": lambda p: torch.optim.Adam(p, lr=0.01, foreach=True),

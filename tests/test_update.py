@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from syncline.errors import UsageError
-from syncline.update import Reach, find_reach
+from syncline.update import Reach, find_reach, leaves_gradients
 
 P = [torch.nn.Parameter(torch.zeros(4, 4))]
 
@@ -68,3 +68,18 @@ def test_trying_leaves_the_optimizer_alone():
     assert optimizer.state == {}
     assert [dict(group) for group in optimizer.param_groups] == before
     assert P[0].grad is None
+
+
+class Decoupled(torch.optim.SGD):
+    """Adds weight decay to the gradient itself, in place."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.grad.add_(p, alpha=0.1)
+        super().step()
+
+
+def test_an_optimizer_that_writes_gradients_is_found_out():
+    assert all(leaves_gradients(make()) for make, _ in REACHES.values())
+    assert not leaves_gradients(Decoupled(P, lr=0.1))

@@ -7,9 +7,7 @@ cannot be used is refused with one line and left alone.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +18,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from syncline.config import Job, job_to_toml, parse_job
+from syncline.config import Job, job_to_toml, parse_job, what_changed
 from syncline.errors import CheckpointError, ConfigError
+from syncline.files import replacing
 
 FORMAT = 1
 KEEP = 2
@@ -58,16 +57,6 @@ def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file in one go: readers see the old content or the new, never half of each."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with open(partial, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-
-
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint into a folder; the newest few are kept."""
     tensors: dict[str, torch.Tensor] = {}
@@ -87,15 +76,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     meta = _Meta(FORMAT, checkpoint.step, job_to_toml(checkpoint.job), digest_of(tensors), plain)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{checkpoint.step:08d}.safetensors"
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with replacing(path) as partial:
         save_file(tensors, partial, {"syncline": msgspec.json.encode(meta).decode()})
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            partial.unlink()
     for old in sorted(folder.glob(_PATTERN))[:-KEEP]:
         old.unlink()
     return path
@@ -150,24 +132,8 @@ def _damaged(path: Path, reason: str) -> str:
 
 def check_same_job(path: Path, saved: Job, job: Job) -> None:
     """Refuse a checkpoint of another job: what fixes the arithmetic must be equal."""
-
-    def arithmetic(one: Job) -> dict[str, Any]:
-        tables = msgspec.to_builtins(one)
-        run, strategy = tables["run"], tables["strategy"]
-        return {
-            "model": tables["model"],
-            "data": {key: value for key, value in tables["data"].items() if key != "path"},
-            "optimizer": tables["optimizer"],
-            "strategy": {key: strategy[key] for key in ("name", "shards", "settings")},
-            "run": {key: run[key] for key in ("seed", "threads", "device")},
-        }
-
-    before, now = arithmetic(saved), arithmetic(job)
-    for table, settings in before.items():
-        for key, value in settings.items():
-            if now[table][key] != value:
-                raise CheckpointError(
-                    f"{path}: made with {table}.{key} = {value!r}, but the job says "
-                    f"{now[table][key]!r}, which would not continue the same run. Set it back, or "
-                    "start without --resume in another folder."
-                )
+    for key, before, now in what_changed(saved, job):
+        raise CheckpointError(
+            f"{path}: made with {key} = {before!r}, but the job says {now!r}, which would not "
+            "continue the same run. Set it back, or start without --resume in another folder."
+        )

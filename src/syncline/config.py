@@ -14,7 +14,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -174,6 +174,35 @@ class Job(_Table, frozen=True, kw_only=True):
 
 
 # -- reading ---------------------------------------------------------------------------------------
+
+
+# What a run may change when it is resumed: where and how fast it goes, how long, what it writes.
+_MAY_CHANGE = {
+    "data": {"path"},
+    "strategy": {"bucket_bytes", "overlap", "comm"},
+    "run": {
+        "ranks",
+        "steps",
+        "epochs",
+        "evaluate_every",
+        "checkpoint_every",
+        "out",
+        "silent_s",
+        "hung_s",
+    },
+}
+
+
+def what_changed(before: Job, now: Job) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the settings that differ and fix the arithmetic: key, value before, value now."""
+    before = msgspec.structs.replace(before, optimizer=before.optimizer.resolved())
+    now = msgspec.structs.replace(now, optimizer=now.optimizer.resolved())
+    for table in now.__struct_fields__:
+        was, is_now = getattr(before, table), getattr(now, table)
+        for name in is_now.__struct_fields__:
+            old, new = getattr(was, name), getattr(is_now, name)
+            if old != new and name not in _MAY_CHANGE.get(table, ()):
+                yield f"{table}.{name}", old, new
 
 
 def read_job(path: str | Path, sets: Sequence[str] = ()) -> Job:

@@ -29,6 +29,7 @@ from syncline.comm.tree import Spread, shard_range
 from syncline.config import Job, OptimizerSettings
 from syncline.data import DataSet, Split
 from syncline.errors import ConfigError
+from syncline.files import write_atomically
 from syncline.launch.env import World, read_world
 from syncline.loader import epoch_order, reseed
 from syncline.replica import Replica
@@ -274,7 +275,7 @@ class _Run:
         )
         if self.is_first:
             text = json.dumps(summary.to_json_dict(), indent=2) + "\n"
-            checkpoint.write_atomically(self.out / "summary.json", text.encode())
+            write_atomically(self.out / "summary.json", text.encode())
         self.progress.finish(summary)
         return summary
 
@@ -373,4 +374,4 @@ def keep_metrics_until(path: Path, step: int) -> None:
                 kept.append(line)
         except (msgspec.DecodeError, KeyError, TypeError):
             break  # a line cut short by the kill
-    checkpoint.write_atomically(path, b"".join(kept))
+    write_atomically(path, b"".join(kept))

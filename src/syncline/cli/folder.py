@@ -8,7 +8,6 @@ checkpoints/     what --resume starts from
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import math
@@ -19,27 +18,12 @@ from typing import Any
 
 import msgspec
 
-from syncline.config import Job, job_to_toml, printable, read_job
+from syncline.config import Job, job_to_toml, printable, read_job, what_changed
 from syncline.errors import ConfigError, SynclineError
+from syncline.files import write_atomically
 
 JOB, SUMMARY, CHECKPOINTS = "job.toml", "summary.json", "checkpoints"
 _A_RUN = (JOB, SUMMARY, CHECKPOINTS, "metrics.jsonl")
-
-# What a run may change when it is resumed: where and how fast it goes, how long, what it writes.
-_FREE = {
-    "data": {"path"},
-    "strategy": {"bucket_bytes", "overlap", "comm"},
-    "run": {
-        "ranks",
-        "steps",
-        "epochs",
-        "evaluate_every",
-        "checkpoint_every",
-        "out",
-        "silent_s",
-        "hung_s",
-    },
-}
 
 
 def choose_folder(job_file: Path, job: Job, out: Path | None, unique: str | None) -> Path:
@@ -124,35 +108,22 @@ def go_on_with(job: Job, folder: Path) -> Job:
     if job.strategy.shards is None:
         same = msgspec.structs.replace(job.strategy, shards=before.strategy.shards)
         job = msgspec.structs.replace(job, strategy=same)
-    now = msgspec.structs.replace(job, optimizer=job.optimizer.resolved())
-    before = msgspec.structs.replace(before, optimizer=before.optimizer.resolved())
-    for table in now.__struct_fields__:
-        was, is_now = getattr(before, table), getattr(now, table)
-        for name in is_now.__struct_fields__:
-            old, new = getattr(was, name), getattr(is_now, name)
-            if old != new and name not in _FREE.get(table, ()):
-                raise ConfigError(
-                    f"{table}.{name}",
-                    f"got {printable(new)} to go on with a run that had {printable(old)}",
-                    "this would no longer be the same run",
-                    "Set it back, or start a new run in another folder.",
-                )
+    for key, old, new in what_changed(before, job):
+        raise ConfigError(
+            key,
+            f"got {printable(new)} to go on with a run that had {printable(old)}",
+            "this would no longer be the same run",
+            "Set it back, or start a new run in another folder.",
+        )
     return job
 
 
 def write_job(job: Job, folder: Path) -> None:
     """Create the folder and put the job there: whole or not at all."""
-    temporary = folder / f".{JOB}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(job_to_toml(job))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(folder / JOB)
+        write_atomically(folder / JOB, job_to_toml(job).encode())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise _not_writable(folder, _reason(error)) from None
 
 
