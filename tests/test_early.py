@@ -92,8 +92,7 @@ def interfere(disturb, model, optimizer):
         syncline.discard_gradients(model)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("optimizer", "size"), [("sgd", 2), ("momentum", 3), ("adamw", 2)])
 def test_early_and_late_updates_give_the_same_bits(optimizer, size):
     late = train(False, None, optimizer, size=size)
     early = train(True, None, optimizer, size=size)
@@ -118,7 +117,6 @@ def test_early_and_late_updates_give_the_same_bits(optimizer, size):
 def test_what_changes_after_backward_undoes_early_updates(disturb, reason):
     late, early = train(False, disturb), train(True, disturb)
     assert [found[:2] for found in early] == [found[:2] for found in late]
-    assert late[0][0] != train(False, None)[0][0] or disturb == "ask"
     # Taken in steps 1 and 2, and never again.
     assert [found[2] for found in early] == [2 * 3] * 2
     assert early[0][3] == [f"updates are no longer taken early: {reason}"]

@@ -19,6 +19,7 @@ SOURCE = Path(syncline.__file__).parent
 LAYERS = {
     "errors": 0,
     "seeds": 0,
+    "files": 0,
     "config": 1,
     "launch": 1,
     "models": 1,
@@ -32,6 +33,7 @@ LAYERS = {
     "state": 5,
     "buffers": 4,
     "clip": 4,
+    "early": 5,
     "replica": 6,
     "strategies": 7,
     "loader": 7,
