@@ -25,11 +25,11 @@ from lab.network import Lab, LabError, rate_bytes_per_s, why_not
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.ranks import TOP_FOLDER
 from benchmarks.step import machine_facts
 
 HEADER_SHARE = 1514 / 1448  # Ethernet frame over TCP payload, at an MTU of 1500
 ARMS = ("ddp 2.5", "ddp 5", "ddp 25", "ddp_zero 5", "fsdp2", "syncline", "local")
-TOP_FOLDER = Path(__file__).parents[1]
 CASE_TIMEOUT_S = 900.0
 
 
@@ -46,8 +46,7 @@ class Case:
     @property
     def wire_s(self) -> float:
         """Time to send one's share of both halves, without headers."""
-        share = 2 * (self.machines - 1) / self.machines
-        return share * self.size_bytes / rate_bytes_per_s(self.rate)
+        return self.least_bytes / rate_bytes_per_s(self.rate)
 
     @property
     def compute_s(self) -> float:

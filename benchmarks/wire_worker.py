@@ -1,6 +1,6 @@
 """One machine of the wire benchmark: all arms in one process, run in turn.
 
-Started by `wire.py` under torchrun in the lab. Rank 0 prints one JSON object. Every rank draws the
+Started by `wire.py` under torchrun in the lab. Rank 0 writes the result. Every rank draws the
 same order of arms, so no word is needed between rounds beyond a barrier.
 """
 

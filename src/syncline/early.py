@@ -18,22 +18,19 @@ import logging
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from syncline.bucket import Bucket
 from syncline.comm.base import Communicator, Strips
-from syncline.update import leaves_gradients, snapshot
+from syncline.update import Hyper, leaves_gradients, snapshot
 
 log = logging.getLogger("syncline")
 
 BLOCK_STEPS = 4
 NUM_BLOCKS = 4
 LEAST_GAIN = 0.99
-
-Hyper = list[dict[str, Any]]
 
 
 def why_not_early(

@@ -57,7 +57,7 @@ from syncline.parameters import (
     waiters,
 )
 from syncline.perf.trace import Recorder
-from syncline.update import Reach, StripUpdate, find_reach, idle_copy, snapshot
+from syncline.update import Hyper, Reach, StripUpdate, find_reach, idle_copy, snapshot
 
 if TYPE_CHECKING:
     from syncline.strategies.base import Strategy
@@ -710,7 +710,7 @@ class Replica:
         self.buffers.end_step(self._lay_out_comm, has_changed_buffers > 0)
         self._entered_step = number
 
-    def _run_before_use(self, bucket: Bucket, number: int, hyper: list[dict[str, Any]]) -> None:
+    def _run_before_use(self, bucket: Bucket, number: int, hyper: Hyper) -> None:
         self._lane.until(lambda: bucket.is_reduced and self._entered_step >= number)
         if self._is_spoilt:
             self._early.undo(bucket, self._lay_out_comm.position)
@@ -723,14 +723,14 @@ class Replica:
         bucket.step += 1
         bucket.ready.set()
 
-    def _run_early(self, bucket: Bucket, hyper: list[dict[str, Any]]) -> None:
+    def _run_early(self, bucket: Bucket, hyper: Hyper) -> None:
         self._lane.until(lambda: bucket.is_reduced)
         bucket.update.leave_out(self._without)
         bucket.update.keep()
         self._update(bucket, hyper)
         bucket.is_early = True
 
-    def _update(self, bucket: Bucket, hyper: list[dict[str, Any]]) -> None:
+    def _update(self, bucket: Bucket, hyper: Hyper) -> None:
         self._note("update", bucket.index)
         started = time.perf_counter()
         bucket.update.hyper = hyper

@@ -178,10 +178,12 @@ class Control:
             f"{waited_s:.0f} s for {through} ({what}).",
         )
 
+    def _local_records(self) -> dict[int, Record]:
+        return {rank: self.progress.read(at) for at, rank in enumerate(self.place.local_ranks)}
+
     def _known_records(self) -> dict[int, Record]:
         """Return the progress of the others, as far as it was heard of, without those that left."""
-        local = {rank: self.progress.read(at) for at, rank in enumerate(self.place.local_ranks)}
-        known = self._records | local
+        known = self._records | self._local_records()
         gone = {self.place.rank, *self.left}
         return {rank: record for rank, record in known.items() if rank not in gone}
 
@@ -238,15 +240,13 @@ class Control:
                 self._look_for_silence()
 
     def _beat(self) -> None:
-        mine = self.place.rank
-        records = {mine: self.progress.read(self.place.local_rank)}
-        if self.place.local_rank == 0:
-            for local_rank, rank in enumerate(self.place.local_ranks):
-                records[rank] = self.progress.read(local_rank)
+        records = self._local_records()
+        if self.place.local_rank != 0:
+            records = {self.place.rank: records[self.place.rank]}
         for rank in self._links:
             # Upwards only what is ours, downwards all that was heard: nothing goes round.
             known = records if rank == self._parent else self._records | records
-            self._send_all(Message(records=known), only=rank)
+            self._send([rank], Message(records=known))
 
     def _read(self, rank: int) -> bool:
         """Take in what a peer sent; False when its connection has ended."""
@@ -302,11 +302,13 @@ class Control:
         for callback in callbacks:
             callback(failure)
 
-    def _send_all(self, message: Message, but: int | None = None, only: int | None = None) -> None:
+    def _send_all(self, message: Message, but: int | None = None) -> None:
+        self._send([rank for rank in self._links if rank != but], message)
+
+    def _send(self, ranks: Iterable[int], message: Message) -> None:
         frame = pack(message)
         with self._lock:
-            for rank, sock in self._links.items():
-                if rank != but and only in (None, rank):
-                    # A peer that cannot be written to is noticed by reading from it.
-                    with contextlib.suppress(OSError):
-                        sock.sendall(frame)
+            for rank in ranks:
+                # A peer that cannot be written to is noticed by reading from it.
+                with contextlib.suppress(OSError):
+                    self._links[rank].sendall(frame)

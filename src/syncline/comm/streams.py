@@ -93,8 +93,8 @@ class _Incoming:
     """A message that is arriving: where it goes, how much has come, and who waits for it."""
 
     target: memoryview
-    receive: Receive | None
-    early: bytearray | None
+    exchange: Exchange | None
+    """None while nobody has asked for it: it comes early."""
     num_bytes: int = 0
 
 
@@ -137,7 +137,7 @@ class _Peer:
         self._is_waiting = False
         self._num_queued = array("i", [0])
         self._posted: dict[Conversation, deque[Receive]] = defaultdict(deque)
-        self._early: dict[Conversation, deque[bytearray]] = defaultdict(deque)
+        self._early: dict[Conversation, deque[memoryview]] = defaultdict(deque)
         self._incoming: dict[Conversation, _Incoming] = {}
         self._header = bytearray(_HEADER.size)
         self._target = memoryview(self._header)
@@ -162,7 +162,7 @@ class _Peer:
             return
         self._deliver(early.popleft(), (target, exchange))
 
-    def _deliver(self, message: bytearray, receive: Receive) -> None:
+    def _deliver(self, message: memoryview, receive: Receive) -> None:
         """Copy a message that came early to where it was to go."""
         target, exchange = receive
         self._check_length(len(message), target)
@@ -285,11 +285,10 @@ class _Peer:
         incoming = self._incoming[conversation]
         if incoming.num_bytes == len(incoming.target):
             del self._incoming[conversation]
-            if incoming.receive is not None:
-                incoming.receive[1].arrived(self.rank)
+            if incoming.exchange is not None:
+                incoming.exchange.arrived(self.rank)
             else:
-                assert incoming.early is not None
-                self._keep_early(conversation, incoming.early)
+                self._keep_early(conversation, incoming.target)
 
     def _begin(self, conversation: Conversation, size_bytes: int) -> _Incoming:
         """Find a place for a message whose first piece is here."""
@@ -297,16 +296,15 @@ class _Peer:
             raise CommError(f"rank {self.rank} announced {size_bytes} bytes: not one of ours")
         posted = self._posted[conversation]
         if posted:
-            receive = posted.popleft()
-            self._check_length(size_bytes, receive[0])
-            incoming = _Incoming(receive[0], receive, None)
+            target, exchange = posted.popleft()
+            self._check_length(size_bytes, target)
+            incoming = _Incoming(target, exchange)
         else:
-            early = bytearray(size_bytes)
-            incoming = _Incoming(memoryview(early), None, early)
+            incoming = _Incoming(memoryview(bytearray(size_bytes)), None)
         self._incoming[conversation] = incoming
         return incoming
 
-    def _keep_early(self, conversation: Conversation, message: bytearray) -> None:
+    def _keep_early(self, conversation: Conversation, message: memoryview) -> None:
         posted = self._posted[conversation]
         if posted:
             # Its receive was posted while it arrived.
