@@ -143,3 +143,41 @@ def test_late_and_early_are_tried_twice_and_the_faster_is_kept():
     assert decided(late_s=1.0, early_s=0.95) == trial + [True] * 5
     assert decided(late_s=1.0, early_s=0.999) == trial + [False] * 5
     assert decided(late_s=1.0, early_s=1.2) == trial + [False] * 5
+
+
+def train_through_the_trial(early):
+    """Let early steps take longer; return the hash, buckets held twice, and what is read."""
+
+    def work():
+        EarlyUpdates.step_s = lambda self: 2.0 if self._is_wanted else 1.0
+        rank = syncline.init(comm="network")
+        torch.manual_seed(0)
+        model = Branches()
+        mine = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        settings = {"overlap": True, "bucket_bytes": 8000, "early": early}
+        replica = syncline.distribute(model, mine, **settings)
+        held_twice = []
+        for step in range(NUM_BLOCKS * BLOCK_STEPS + 4):
+            generator = torch.Generator().manual_seed(100 * step + rank)
+            model(torch.randn(5, 40, generator=generator)).square().mean().backward()
+            held_twice.append(sum(bucket.in_use is not None for bucket in replica.buckets))
+            mine.step()
+            mine.zero_grad()
+        replica.synchronize()
+        exchanged = {b.parameters.memory.mine.untyped_storage().data_ptr() for b in replica.buckets}
+        read = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        return digest_of(dict(model.state_dict())), held_twice, read == exchanged
+
+    first, second = run_ranks(2, work)
+    assert first == second
+    return first
+
+
+def test_where_late_is_chosen_nothing_is_left_of_early():
+    late, _, _ = train_through_the_trial(early=False)
+    early, held_twice, reads_what_is_exchanged = train_through_the_trial(early=True)
+    assert early == late
+    assert reads_what_is_exchanged
+    # Nothing is laid out in the first step; the trial ends with the flags of its last.
+    during = NUM_BLOCKS * BLOCK_STEPS - 1
+    assert held_twice == [0] + [3] * during + [0] * 4

@@ -54,6 +54,15 @@ def test_shared_parameters_stay_until_every_rank_has_entered_the_step(overlap):
     assert run_ranks(2, work)[1] is True
 
 
+def test_a_job_fixes_the_number_of_threads():
+    def work():
+        torch.set_num_threads(2)  # as one rank alone would start, where several start with one
+        syncline.init(threads=1)
+        return torch.get_num_threads()
+
+    assert run_ranks(2, work) == [1, 1]
+
+
 def test_ranks_start_from_rank_0_s_parameters_and_buffers():
     def work():
         rank = syncline.init()

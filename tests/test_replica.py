@@ -406,7 +406,7 @@ def test_autocast_gives_the_same_bits():
 def test_channels_last_parameters_keep_their_strides():
     def loop(model, optimizer):
         for step in range(3):
-            x = inputs(step).repeat(1, 8).view(6, 1, 8, 8).to(memory_format=torch.channels_last)
+            x = inputs(step).repeat(1, 16).view(6, 2, 8, 8).to(memory_format=torch.channels_last)
             model.body(x).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -414,8 +414,10 @@ def test_channels_last_parameters_keep_their_strides():
     results = []
     for is_ours in (False, True):
         torch.manual_seed(0)
-        model = Normed().to(memory_format=torch.channels_last)
-        model.body[0] = nn.Conv2d(1, 4, 3).to(memory_format=torch.channels_last)
+        model = Normed()
+        # With one channel both formats would be the same.
+        model.body[0] = nn.Conv2d(2, 4, 3).to(memory_format=torch.channels_last)
+        assert not model.body[0].weight.is_contiguous()
         optimizer = OPTIMIZERS["sgd"](model.parameters())
         strides = [p.stride() for p in model.parameters()]
         if is_ours:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
+from syncline.comm.alone import Alone
 from syncline.errors import UsageError
+from syncline.lane import Lane
+from syncline.replica import Replica
+from syncline.strategies import Synchronous
 from syncline.update import Reach, find_reach, leaves_gradients
 
 P = [torch.nn.Parameter(torch.zeros(4, 4))]
@@ -22,6 +27,18 @@ REACHES = {
     "adafactor": (lambda: torch.optim.Adafactor(P, lr=0.1), Reach.PARAMETER),
     "muon": (lambda: torch.optim.Muon(P, lr=0.1), Reach.PARAMETER),
 }
+
+
+@pytest.mark.parametrize(("fused", "ends_with_parameters"), [(True, True), (None, False)])
+def test_runs_stop_at_the_ends_of_parameters_where_a_cut_changes_bits(fused, ends_with_parameters):
+    model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    replica = Replica(model, optimizer, Synchronous(), Alone(0), None, Lane())
+    model(torch.ones(2, 5)).sum().backward()
+    optimizer.step()
+    (bucket,) = replica.buckets
+    lengths = [len(run.pieces) for run in bucket.update.runs]
+    assert lengths == ([1] * 4 if ends_with_parameters else [4])
 
 
 class Lars(torch.optim.SGD):

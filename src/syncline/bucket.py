@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from syncline.comm.base import Partials, Strips
+from syncline.comm.hub import ALONE
 
 ALIGN_BYTES = 128
 BLOCK_ELEMENTS = 1024
@@ -95,6 +96,8 @@ class Bucket:
     is_early: bool = False
     """Whether the parameters hold an update that `step()` has not asked for yet."""
     is_in_flight: bool = False
+    channel: int = ALONE
+    gather_channel: int = ALONE
     ready: threading.Event = field(default_factory=threading.Event)
     update: Update = field(init=False)
 

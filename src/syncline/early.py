@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import torch
 from torch.optim import Optimizer
 
-from syncline.bucket import Bucket
+from syncline.bucket import Bucket, view_of
 from syncline.comm.base import Communicator, Strips
 from syncline.update import Hyper, leaves_gradients, snapshot
 
@@ -60,7 +60,7 @@ class EarlyUpdates:
 
     def __init__(self, why_not: str | None) -> None:
         self.why_not = why_not
-        """None as long as updates are taken early."""
+        """None as long as updates are, or may be, taken early."""
         self.spoilt_by: str | None = None
         """What has changed on this rank since this step's updates were taken."""
         self._hyper: Hyper | None = None
@@ -78,6 +78,12 @@ class EarlyUpdates:
 
     def takes(self, bucket: Bucket) -> bool:
         return self._is_wanted and self.why_not is None and bucket.in_use is not None
+
+    def give_back(self, bucket: Bucket) -> None:
+        """Let forward and backward read a bucket's exchanged memory again, as if never early."""
+        bucket.in_use = None
+        for slot in bucket.slots:
+            slot.parameter.data = view_of(bucket.parameters.memory.mine, slot)
 
     def step_s(self) -> float:
         """Return the time since the last call, on entering `step()`."""
@@ -100,8 +106,11 @@ class EarlyUpdates:
             return
         late, early = (statistics.median(self._times_s[choice]) for choice in (False, True))
         self._is_wanted = early < LEAST_GAIN * late
-        answer = "updates are taken early" if self._is_wanted else "updates are not taken early"
-        log.info("%s: a step takes %.3f of its time then", answer, early / late)
+        found = f"a step takes {early / late:.3f} of its time then"
+        if self._is_wanted:
+            log.info("updates are taken early: %s", found)
+        else:
+            self.stop(found)
 
     def hyper(self, optimizer: Optimizer) -> Hyper:
         """Return the settings for this step's early updates: those of the first of them."""
@@ -123,7 +132,10 @@ class EarlyUpdates:
         self.spoilt_by = self._hyper = None
 
     def stop(self, reason: str) -> None:
-        """Take no more updates early: what spoilt one step is likely to spoil the next."""
+        """Take no more updates early: what spoilt one step is likely to spoil the next.
+
+        From here on `give_back` may run on the compute lane, when it next waits for a bucket.
+        """
         if self.why_not is None:
             self.why_not = reason
             log.info("updates are no longer taken early: %s", reason)

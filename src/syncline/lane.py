@@ -18,15 +18,12 @@ from typing import Any, TypeVar
 import greenlet
 import torch
 
-from syncline.comm.hub import Hub
+from syncline.comm.hub import ALONE, Hub
 
 T = TypeVar("T")
 
 _LOOK_S = 0.1
 """How often whoever waits looks whether waiting still makes sense."""
-
-ALONE = -1
-"""The channel of work that starts when all before it is done, and is done before more starts."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -41,11 +41,11 @@ from syncline.buffers import Buffers
 from syncline.clip import Norm
 from syncline.comm.base import Communicator, Partials, Strips, even_cuts, exchange_bytes
 from syncline.comm.control import Control
-from syncline.comm.hub import NUM_CHANNELS, PATIENT
+from syncline.comm.hub import ALONE, NUM_CHANNELS, PATIENT
 from syncline.comm.tree import Spread, plan_leaves, shard_range
 from syncline.early import EarlyUpdates, why_not_early
 from syncline.errors import UsageError
-from syncline.lane import ALONE, Lane
+from syncline.lane import Lane
 from syncline.parameters import (
     GradientTaken,
     Guarded,
@@ -356,20 +356,17 @@ class Replica:
                 self.optimizer, bucket, low, high, self.reach, self._group_number
             )
             bucket.untaken = len(bucket.slots)
+            self._choose_channels(bucket, comm.num_channels)
         self._make_flags(comm)
         self._norm: Norm | None = None
 
-    def _channel_of(self, bucket: Bucket) -> int:
-        """Give a bucket's hooks one channel for good; buckets that are neighbours have others."""
-        if self._lay_out_comm.num_channels == 1:
-            return ALONE
-        return 1 + bucket.index % (self._lay_out_comm.num_channels - 1)
-
-    def _gather_channel_of(self, bucket: Bucket) -> int:
-        """Let a gather that may take long hold up no other bucket's hooks."""
-        if bucket.in_use is None:
-            return self._channel_of(bucket)
-        return NUM_CHANNELS + bucket.index
+    def _choose_channels(self, bucket: Bucket, num_channels: int) -> None:
+        """Give a bucket's hooks channels for good; buckets that are neighbours have others."""
+        if num_channels > 1:
+            bucket.channel = bucket.gather_channel = 1 + bucket.index % (num_channels - 1)
+        if bucket.in_use is not None:
+            # A gather that may take long holds up no other bucket's hooks.
+            bucket.gather_channel = NUM_CHANNELS + bucket.index
 
     @property
     def _step_channel(self) -> int:
@@ -475,13 +472,13 @@ class Replica:
                 return
             self._next_send += 1
             bucket.is_reduced = False
-            self._lane.submit(self._run_gradient_ready, bucket, channel=self._channel_of(bucket))
+            self._lane.submit(self._run_gradient_ready, bucket, channel=bucket.channel)
             if self._early.takes(bucket):
                 self._lane.submit(
                     self._run_early,
                     bucket,
                     self._early.hyper(self.optimizer),
-                    channel=self._gather_channel_of(bucket),
+                    channel=bucket.gather_channel,
                     urgency=PATIENT + bucket.index,
                 )
 
@@ -597,7 +594,7 @@ class Replica:
                 bucket,
                 self.step_number,
                 hyper,
-                channel=self._gather_channel_of(bucket),
+                channel=bucket.gather_channel,
                 urgency=1 + bucket.index,  # what forward reads first is sent first
             )
         self._begin_next_step()
@@ -751,6 +748,8 @@ class Replica:
         for slot in bucket.slots:
             if type(slot.parameter) is InFlight:
                 become(slot.parameter, Parameter)
+        if bucket.in_use is not None and self._early.why_not is not None:
+            self._early.give_back(bucket)
 
     def _wake(self) -> None:
         for bucket in self.buckets:

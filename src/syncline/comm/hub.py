@@ -24,6 +24,9 @@ PATIENT = 1 << 16
 NUM_CHANNELS = 5
 """One for what belongs to a step as a whole, the others for buckets in turn."""
 
+ALONE = -1
+"""The channel of work that starts when all before it is done, and is done before more starts."""
+
 
 class Hub:
     """Sleeps for one thread at a time, and calls back what has happened."""

@@ -151,7 +151,7 @@ class _Peer:
         self._num_sent += 1
         outgoing = _Outgoing(urgency, self._num_sent, conversation, message, len(message), exchange)
         heapq.heappush(self._outgoing, outgoing)
-        if not self._is_blocked:
+        if not self._is_blocked and self.failure is None:
             self._write()
 
     def post(self, conversation: Conversation, target: memoryview, exchange: Exchange) -> None:
@@ -215,7 +215,7 @@ class _Peer:
 
     def _go_on(self) -> None:
         self._is_waiting = False
-        if not self._is_blocked:
+        if not self._is_blocked and self.failure is None:
             self._write()
 
     def _must_wait(self) -> bool:
