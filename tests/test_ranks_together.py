@@ -115,6 +115,24 @@ def test_a_gradient_on_any_rank_counts_and_none_on_all_leaves_a_parameter_alone(
     }
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_running_statistics_are_the_mean_over_shards(overlap):
+    def work():
+        rank = syncline.init()
+        model = nn.Sequential(nn.BatchNorm1d(1, momentum=0.5), nn.Linear(1, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        syncline.distribute(model, optimizer, overlap=overlap)
+        for _ in range(2):
+            model(torch.tensor([[0.0], [4.0 * (rank + 1)]])).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        state = model.state_dict()
+        return [state["0.running_mean"].item(), state["0.running_var"].item()]
+
+    # Batch means are 2 and 4, variances 8 and 32: on average 3 and 20, half of it a step.
+    assert run_ranks(2, work) == [[2.25, 0.25 * 1 + 0.75 * 20]] * 2
+
+
 def test_other_buffers_are_those_of_shard_0():
     class Counting(nn.Module):
         def __init__(self):
