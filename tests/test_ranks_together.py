@@ -13,6 +13,7 @@ import syncline
 from ranks import RankError, run_ranks
 from syncline.bucket import Bucket
 from syncline.checkpoint import digest_of
+from syncline.comm import shared_memory
 from syncline.perf.trace import Recorder
 from syncline.strategies import STRATEGIES, Synchronous
 
@@ -266,6 +267,27 @@ def test_the_whole_optimizer_state_is_the_same_on_every_rank_and_refused_on_one(
         "2.weight": [4, 64],
         "2.bias": [4],
     }
+
+
+@pytest.mark.parametrize("small", [0, 1 << 14])
+def test_the_norm_of_one_step_leaves_nothing_to_the_next(small):
+    def work():
+        # Sums of many elements are left in the very memory that the next norm is added up in.
+        shared_memory._SMALL_ELEMENTS = small
+        rank = syncline.init()
+        model = nn.Linear(3000, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        syncline.distribute(model, optimizer)
+        norms = []
+        for value in (3.0, 4.0):
+            model(torch.full((1, 3000), value * rank)).sum().backward()
+            norms.append(syncline.clip_grad_norm_(model, 1e9).item())
+            optimizer.step()
+            optimizer.zero_grad()
+        return norms
+
+    expected = [value / 2 * 3000**0.5 for value in (3.0, 4.0)]  # rank 0's gradient is 0
+    assert run_ranks(2, work) == [pytest.approx(expected, rel=1e-6)] * 2
 
 
 def test_uneven_numbers_of_steps_are_named_not_waited_for():

@@ -787,8 +787,7 @@ class Replica:
     def discard_gradients(self) -> None:
         """Drop this step's gradients. Call it on every rank, or on none."""
         self._finish_backward()
-        # Peers may be adding up what was sent here; the next backward writes over it.
-        self._lane.submit(self._lay_out_comm.barrier)
+        # Peers may still be adding up what was sent here; what they get, they drop as well.
         self._lane.drain()
         self._take_back("gradients were dropped")
         self.step_number -= 1

@@ -9,6 +9,7 @@ import syncline
 from ranks import run_ranks
 from syncline.comm.base import Memory, Strips, even_cuts
 from syncline.comm.hub import PATIENT
+from syncline.comm.streams import _Peer
 from syncline.session import current_session
 
 pytestmark = pytest.mark.processes
@@ -51,3 +52,22 @@ def test_an_urgent_message_overtakes_a_large_patient_one(size):
         return was_under_way
 
     assert run_ranks(size, work) == [[True]] * size
+
+
+def test_no_link_carries_a_broadcast_more_than_twice():
+    size, num_bytes = 4, 4 * 300_000
+
+    def work():
+        rank = syncline.init(comm="network")
+        sent = []
+        send = _Peer.send
+        _Peer.send = lambda self, what, message, *args: (
+            sent.append(len(message)) or send(self, what, message, *args)
+        )
+        whole = torch.arange(num_bytes // 4, dtype=torch.float32) * (rank == 1)
+        current_session().comm.broadcast(whole, 1)
+        assert torch.equal(whole, torch.arange(num_bytes // 4, dtype=torch.float32))
+        return sum(sent)
+
+    least = num_bytes * (size - 1) // size  # what every rank passes on
+    assert run_ranks(size, work) == [least, 2 * least, least, least]

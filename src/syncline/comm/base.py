@@ -43,6 +43,8 @@ class Strips:
 
     memory: Memory
     cuts: tuple[int, ...]
+    plan: Any = field(default=None, repr=False)
+    """What the communicator has prepared for it."""
 
     def mine(self, position: int) -> torch.Tensor:
         return self.memory.mine[self.cuts[position] : self.cuts[position + 1]]

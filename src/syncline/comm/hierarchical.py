@@ -113,14 +113,15 @@ class Hierarchical:
         partials.plan("reduce_scatter")
 
     def all_gather(self, strips: Strips) -> None:
-        column = self._strips_of_column(strips.cuts)
-        pieces = [strips.memory.mine[start:stop] for start, stop in column]
-        peers = [machine for machine in range(self.num_machines) if machine != self._machine]
-        self._across.exchange(
-            [(peer, pieces[self._machine]) for peer in peers],
-            [(peer, pieces[peer]) for peer in peers],
-            "all_gather",
-        )
+        if strips.plan is None:
+            column = self._strips_of_column(strips.cuts)
+            pieces = [strips.memory.mine[start:stop] for start, stop in column]
+            peers = [machine for machine in range(self.num_machines) if machine != self._machine]
+            strips.plan = self._across.prepare_exchange(
+                [(peer, pieces[self._machine]) for peer in peers],
+                [(peer, pieces[peer]) for peer in peers],
+            )
+        strips.plan("all_gather")
         if strips.memory.is_common:
             self._inside.barrier()
         else:

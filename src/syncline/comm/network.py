@@ -33,8 +33,10 @@ class Transport(Protocol):
     num_channels: int
     device: torch.device
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
-        """Send and receive everything at once, and wait for all of it."""
+    def prepare(
+        self, sends: Sequence[Message], receives: Sequence[Message]
+    ) -> Callable[[str], None]:
+        """Return what sends and receives everything at once, and waits for all of it."""
 
     def part(self, ranks: Sequence[int]) -> Transport:
         """Return a transport for a group of some of the ranks, which alone call this."""
@@ -68,13 +70,17 @@ class Network:
     def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
         return self.allocate(num_elements, dtype)
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
-        """Send to and receive from positions, everything at once, and wait for all of it."""
-        self._transport.exchange(
+    def prepare_exchange(
+        self, sends: Sequence[Message], receives: Sequence[Message]
+    ) -> Callable[[str], None]:
+        """Prepare to send to and receive from positions, everything at once, and wait for all."""
+        return self._transport.prepare(
             [(self.ranks[peer], tensor) for peer, tensor in sends if tensor.numel()],
             [(self.ranks[peer], tensor) for peer, tensor in receives if tensor.numel()],
-            what,
         )
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
+        self.prepare_exchange(sends, receives)(what)
 
     def _scratch(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Memory for what arrives; a channel has one exchange at a time."""
@@ -118,12 +124,13 @@ class Network:
                 piece = scratch[at : at + stop - start]
                 receives.append((peer, piece))
                 sources.append((node, piece))
+        exchange = self.prepare_exchange(sends, receives)
         add_up = prepare_sum((0, shards), sources, out, scale)
         channel = self._hub.channel
 
         def run(what: str) -> None:
             assert self._hub.channel == channel, "another channel's scratch memory"
-            self.exchange(sends, receives, what)
+            exchange(what)
             add_up()
 
         return run
@@ -145,12 +152,13 @@ class Network:
         partials.plan("reduce_scatter")
 
     def all_gather(self, strips: Strips) -> None:
-        pieces = [strips.mine(position) for position in range(self.size)]
-        self.exchange(
-            [(peer, pieces[self.position]) for peer in self._peers],
-            [(peer, pieces[peer]) for peer in self._peers],
-            "all_gather",
-        )
+        if strips.plan is None:
+            pieces = [strips.mine(position) for position in range(self.size)]
+            strips.plan = self.prepare_exchange(
+                [(peer, pieces[self.position]) for peer in self._peers],
+                [(peer, pieces[peer]) for peer in self._peers],
+            )
+        strips.plan("all_gather")
 
     def all_reduce(self, partials: Partials) -> None:
         whole = partials.slots[0].mine

@@ -7,7 +7,7 @@ only numbers travel here.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,9 @@ import torch.distributed as dist
 from syncline.comm.control import Control
 from syncline.comm.network import Message, Transport
 from syncline.errors import CommError
+
+Call = tuple[Any, int, torch.Tensor]
+"""isend or irecv, the peer's rank and the message."""
 
 
 class ProcessGroup:
@@ -34,10 +37,15 @@ class ProcessGroup:
         group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
         return ProcessGroup(group, self._control, self.device)
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
-        calls: list[tuple[Any, int, torch.Tensor]] = []
+    def prepare(
+        self, sends: Sequence[Message], receives: Sequence[Message]
+    ) -> Callable[[str], None]:
+        calls: list[Call] = []
         calls += [(dist.irecv, rank, tensor) for rank, tensor in receives]
         calls += [(dist.isend, rank, tensor) for rank, tensor in sends]
+        return lambda what: self._exchange(calls, what)
+
+    def _exchange(self, calls: Sequence[Call], what: str) -> None:
         try:
             if self.name == "nccl":
                 ops = [dist.P2POp(call, tensor, rank, self._group) for call, rank, tensor in calls]

@@ -23,7 +23,7 @@ import time
 import zlib
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,7 @@ _READ_AT_ONCE = 4 << 20
 _LARGEST_BYTES = 1 << 40
 _CHECK_S = 0.2
 _BULKY_BYTES = 256 << 10
+_MOST_SPARES = 8
 
 Conversation = tuple[int, int]
 """A group's number and a channel."""
@@ -76,16 +77,18 @@ class Exchange:
 Receive = tuple[memoryview, Exchange]
 
 
-@dataclass(order=True)
+@dataclass(eq=False, slots=True)
 class _Outgoing:
-    """A message on its way out. The most urgent, then the oldest, is the least."""
+    """A message on its way out."""
 
-    urgency: int
-    number: int
-    conversation: Conversation = field(compare=False)
-    left: memoryview = field(compare=False)
-    size_bytes: int = field(compare=False)
-    exchange: Exchange = field(compare=False)
+    conversation: Conversation
+    left: memoryview
+    size_bytes: int
+    exchange: Exchange
+
+
+Turn = tuple[int, int, _Outgoing]
+"""Urgency, number and message: the most urgent, then the oldest, is the least."""
 
 
 @dataclass(eq=False)
@@ -96,6 +99,23 @@ class _Incoming:
     exchange: Exchange | None
     """None while nobody has asked for it: it comes early."""
     num_bytes: int = 0
+
+
+class _Spares:
+    """Memory for messages that come before their receive, used again: fresh pages cost more."""
+
+    def __init__(self) -> None:
+        self._held: deque[bytearray] = deque(maxlen=_MOST_SPARES)
+
+    def take(self, size_bytes: int) -> bytearray:
+        for buffer in self._held:
+            if len(buffer) == size_bytes:
+                self._held.remove(buffer)
+                return buffer
+        return bytearray(size_bytes)
+
+    def give(self, buffer: bytearray) -> None:
+        self._held.append(buffer)
 
 
 class _Patience:
@@ -118,26 +138,31 @@ class _Patience:
 class _Peer:
     """The connection with one rank."""
 
-    def __init__(self, rank: int, sock: socket.socket, hub: Hub, patience: _Patience) -> None:
+    def __init__(
+        self, rank: int, sock: socket.socket, hub: Hub, patience: _Patience, piece_bytes: int
+    ) -> None:
         self.rank = rank
         self._patience = patience
+        self._most_bytes = piece_bytes
         self.failure: str | None = None
         self._hub = hub
         self._sock = sock
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
-        self._outgoing: list[_Outgoing] = []  # a heap
+        self._outgoing: list[Turn] = []  # a heap
         self._num_sent = 0
         self._piece: list[memoryview] = []
         """What is left of the header and the bytes of the piece that is being written."""
-        self._of: _Outgoing | None = None
+        self._of: Turn | None = None
         """The message that the piece is from."""
+        self._piece_bytes = 0
         self._is_blocked = False
         self._is_waiting = False
         self._num_queued = array("i", [0])
         self._posted: dict[Conversation, deque[Receive]] = defaultdict(deque)
-        self._early: dict[Conversation, deque[memoryview]] = defaultdict(deque)
+        self._early: dict[Conversation, deque[bytearray]] = defaultdict(deque)
+        self._spares = _Spares()
         self._incoming: dict[Conversation, _Incoming] = {}
         self._header = bytearray(_HEADER.size)
         self._target = memoryview(self._header)
@@ -149,8 +174,8 @@ class _Peer:
         self, conversation: Conversation, message: memoryview, exchange: Exchange, urgency: int
     ) -> None:
         self._num_sent += 1
-        outgoing = _Outgoing(urgency, self._num_sent, conversation, message, len(message), exchange)
-        heapq.heappush(self._outgoing, outgoing)
+        outgoing = _Outgoing(conversation, message, len(message), exchange)
+        heapq.heappush(self._outgoing, (urgency, self._num_sent, outgoing))
         if not self._is_blocked and self.failure is None:
             self._write()
 
@@ -162,11 +187,12 @@ class _Peer:
             return
         self._deliver(early.popleft(), (target, exchange))
 
-    def _deliver(self, message: memoryview, receive: Receive) -> None:
+    def _deliver(self, message: bytearray, receive: Receive) -> None:
         """Copy a message that came early to where it was to go."""
         target, exchange = receive
         self._check_length(len(message), target)
         target[:] = message
+        self._spares.give(message)
         exchange.arrived(self.rank)
 
     def _check_length(self, found: int, target: memoryview) -> None:
@@ -190,28 +216,34 @@ class _Peer:
     def _write(self) -> None:
         while self._piece or self._outgoing:
             if not self._piece:
-                if self._outgoing[0].urgency >= PATIENT and self._must_wait():
+                if self._outgoing[0][0] >= PATIENT and self._must_wait():
                     break
                 self._cut_piece()
             try:
                 sent = self._sock.sendmsg(self._piece)
             except BlockingIOError:
-                if not self._is_blocked:
-                    self._is_blocked = True
-                    self._hub.change(self._sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
+                self._block(True)
                 return
             except OSError as error:
                 self.failure = self.failure or str(error)
                 return
-            while self._piece and sent >= len(self._piece[0]):
-                sent -= len(self._piece.pop(0))
-            if self._piece:
+            self._piece_bytes -= sent
+            if self._piece_bytes:
+                # The kernel took less than it was offered: it has enough for now.
+                while sent >= len(self._piece[0]):
+                    sent -= len(self._piece.pop(0))
                 self._piece[0] = self._piece[0][sent:]
-            else:
-                self._end_piece()
-        if self._is_blocked:
-            self._is_blocked = False
-            self._hub.change(self._sock.fileno(), select.EPOLLIN)
+                self._block(True)
+                return
+            self._end_piece()
+        self._block(False)
+
+    def _block(self, is_blocked: bool) -> None:
+        """Ask to be told when the kernel takes more, or no longer."""
+        if is_blocked != self._is_blocked:
+            self._is_blocked = is_blocked
+            out = select.EPOLLOUT if is_blocked else 0
+            self._hub.change(self._sock.fileno(), select.EPOLLIN | out)
 
     def _go_on(self) -> None:
         self._is_waiting = False
@@ -230,33 +262,39 @@ class _Peer:
 
     def _cut_piece(self) -> None:
         """Begin with a piece of the most urgent message."""
-        self._of = of = heapq.heappop(self._outgoing)
-        size = self._patience.num_bytes if of.urgency >= PATIENT else _PIECE_BYTES
+        self._of = urgency, _, of = heapq.heappop(self._outgoing)
+        size = self._patience.num_bytes if urgency >= PATIENT else self._most_bytes
         piece, of.left = of.left[:size], of.left[size:]
         header = _HEADER.pack(*of.conversation, len(piece), of.size_bytes)
         self._piece = [memoryview(header), piece]
+        self._piece_bytes = len(header) + len(piece)
 
     def _end_piece(self) -> None:
         assert self._of is not None
-        if len(self._of.left):
+        self._piece = []
+        of = self._of[2]
+        if len(of.left):
             heapq.heappush(self._outgoing, self._of)
         else:
-            self._of.exchange.left -= 1
+            of.exchange.left -= 1
         self._of = None
 
     def _read(self) -> None:
         budget = _READ_AT_ONCE
         while budget > 0:
             wanted: list[memoryview | bytearray] = [self._target]
+            num_wanted = len(self._target)
             if self._conversation is not None:
                 wanted.append(self._header)
+                num_wanted += _HEADER.size
             try:
                 count = self._sock.recvmsg_into(wanted)[0]
             except BlockingIOError:
                 return
             if count == 0:
                 raise EOFError("the connection was closed")
-            budget -= count
+            # Less than asked for means that no more is there, so there is no need to ask again.
+            budget = budget - count if count == num_wanted else 0
             more = count - len(self._target)
             self._target = self._target[count:]
             if more >= 0:
@@ -288,7 +326,8 @@ class _Peer:
             if incoming.exchange is not None:
                 incoming.exchange.arrived(self.rank)
             else:
-                self._keep_early(conversation, incoming.target)
+                message: Any = incoming.target.obj
+                self._keep_early(conversation, message)
 
     def _begin(self, conversation: Conversation, size_bytes: int) -> _Incoming:
         """Find a place for a message whose first piece is here."""
@@ -300,11 +339,11 @@ class _Peer:
             self._check_length(size_bytes, target)
             incoming = _Incoming(target, exchange)
         else:
-            incoming = _Incoming(memoryview(bytearray(size_bytes)), None)
+            incoming = _Incoming(memoryview(self._spares.take(size_bytes)), None)
         self._incoming[conversation] = incoming
         return incoming
 
-    def _keep_early(self, conversation: Conversation, message: memoryview) -> None:
+    def _keep_early(self, conversation: Conversation, message: bytearray) -> None:
         posted = self._posted[conversation]
         if posted:
             # Its receive was posted while it arrived.
@@ -347,21 +386,34 @@ class Streams:
         name = [*members, self._num_parts[members]]
         return Streams(self._control, self._hub, self._peers, self._patience, name)
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
-        """Send to and receive from ranks, everything at once, and wait for all of it."""
+    def prepare(
+        self, sends: Sequence[Message], receives: Sequence[Message]
+    ) -> Callable[[str], None]:
+        """Prepare to send to and receive from ranks, everything at once, and wait for all of it."""
+        outgoing = [(self._peers[rank], bytes_of(tensor)) for rank, tensor in sends]
+        incoming = [(self._peers[rank], bytes_of(tensor)) for rank, tensor in receives]
+        return lambda what: self._exchange(outgoing, incoming, what)
+
+    def _exchange(
+        self,
+        sends: Sequence[tuple[_Peer, memoryview]],
+        receives: Sequence[tuple[_Peer, memoryview]],
+        what: str,
+    ) -> None:
         conversation = (self._group, self._hub.channel)
         exchange = Exchange(len(sends) + len(receives))
-        for rank, tensor in receives:
-            exchange.waits_for[rank] += 1
-            self._peers[rank].post(conversation, bytes_of(tensor), exchange)
-        for rank, tensor in sends:
-            self._peers[rank].send(conversation, bytes_of(tensor), exchange, self._hub.urgency)
-        num_bytes = sum(tensor.nbytes for _, tensor in receives)
+        num_bytes = 0
+        for peer, target in receives:
+            exchange.waits_for[peer.rank] += 1
+            num_bytes += len(target)
+            peer.post(conversation, target, exchange)
+        for peer, message in sends:
+            peer.send(conversation, message, exchange, self._hub.urgency)
         is_bulky = num_bytes > _BULKY_BYTES
         self._hub.num_bulky += is_bulky
         started = time.monotonic()
         try:
-            self._wait(exchange, [rank for rank, _ in sends], what)
+            self._wait(exchange, [peer.rank for peer, _ in sends], what)
         finally:
             self._hub.num_bulky -= is_bulky
         if is_bulky and self._hub.urgency < PATIENT:
@@ -415,8 +467,13 @@ def connect_streams(
         higher = {(rank, "data") for rank in range(place.rank + 1, place.size)}
         sockets |= {rank: sock for (rank, _), sock in accept_all(listener, place, higher).items()}
     control.on_failure(lambda failure: hub.wake())
-    # With more peers less comes from each in a millisecond: wait for reads that are worth a call.
-    hub.pause_s *= max(1.0, len(sockets) / 3)
+    # With more peers less comes from each in a millisecond: wait for reads that are worth a call,
+    # and send pieces that are worth one.
+    crowd = max(1.0, len(sockets) / 3)
+    hub.pause_s *= crowd
     patience = _Patience(len(sockets))
-    peers = {rank: _Peer(rank, sock, hub, patience) for rank, sock in sockets.items()}
+    peers = {
+        rank: _Peer(rank, sock, hub, patience, int(crowd * _PIECE_BYTES))
+        for rank, sock in sockets.items()
+    }
     return Streams(control, hub, peers, patience)
