@@ -39,9 +39,9 @@ _HEADER = struct.Struct("<IIIQ")  # group, channel, bytes of the piece, bytes of
 _PIECE_BYTES = 128 << 10
 _PATIENT_S = 0.003
 _LEAST_PATIENT_BYTES = 16 << 10
-_MOST_PATIENT_BYTES = 1 << 20
 _UNSENT_BYTES = 128 << 10
-"""What the kernel takes beyond what is on its way: enough to bridge our pauses."""
+_MOST_BYTES = 1 << 20
+_WINDOW_S = 0.01
 _READ_AT_ONCE = 4 << 20
 _LARGEST_BYTES = 1 << 40
 _CHECK_S = 0.2
@@ -118,38 +118,56 @@ class _Spares:
         self._held.append(buffer)
 
 
-class _Patience:
-    """How much of patient messages may be on the way to one peer: what an urgent one waits for.
+class _Pace:
+    """What the link has been seen to carry of late, and how much to hand to the kernel for that.
 
-    Some milliseconds' worth of the link, which is as fast as the fastest exchange of late.
+    Too little leaves the wire idle while we pause; too much is in the way of urgent messages.
     """
 
-    def __init__(self, num_peers: int) -> None:
-        self.num_bytes = _PIECE_BYTES
-        self._share_s = _PATIENT_S / num_peers
+    def __init__(self, num_peers: int, pause_s: float, piece_bytes: int) -> None:
+        self.piece_bytes = self._least_piece_bytes = piece_bytes
+        self.patient_bytes = _PIECE_BYTES
+        """How much of patient messages may be on the way to a peer, for an urgent one to wait."""
+        self.unsent_bytes = _UNSENT_BYTES
+        """What the kernel takes for a peer beyond what is on its way, to bridge our pauses."""
+        self._num_peers = num_peers
+        self._pause_s = pause_s
         self._rates: deque[float] = deque(maxlen=16)
+        self._num_bytes = 0
+        self._since_s = time.monotonic()
 
-    def learn(self, num_bytes: int, took_s: float) -> None:
-        self._rates.append(num_bytes / took_s)
-        share = int(max(self._rates) * self._share_s)
-        self.num_bytes = min(max(share, _LEAST_PATIENT_BYTES), _MOST_PATIENT_BYTES)
+    def came(self, num_bytes: int) -> None:
+        """Count bytes that have arrived."""
+        self._num_bytes += num_bytes
+        now = time.monotonic()
+        if now - self._since_s > _WINDOW_S:
+            self._learn(self._num_bytes / (now - self._since_s))
+            self._num_bytes, self._since_s = 0, now
+
+    def _learn(self, rate_bytes_per_s: float) -> None:
+        self._rates.append(rate_bytes_per_s)
+        each = max(self._rates) / self._num_peers
+        self.patient_bytes = _between(_LEAST_PATIENT_BYTES, each * _PATIENT_S, _MOST_BYTES)
+        self.unsent_bytes = _between(_UNSENT_BYTES, 2 * each * self._pause_s, 4 * _MOST_BYTES)
+        self.piece_bytes = _between(self._least_piece_bytes, each * self._pause_s, _MOST_BYTES)
+
+
+def _between(least: int, wanted: float, most: int) -> int:
+    return min(max(least, int(wanted)), most)
 
 
 class _Peer:
     """The connection with one rank."""
 
-    def __init__(
-        self, rank: int, sock: socket.socket, hub: Hub, patience: _Patience, piece_bytes: int
-    ) -> None:
+    def __init__(self, rank: int, sock: socket.socket, hub: Hub, pace: _Pace) -> None:
         self.rank = rank
-        self._patience = patience
-        self._most_bytes = piece_bytes
+        self._pace = pace
         self.failure: str | None = None
         self._hub = hub
         self._sock = sock
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        self._unsent_bytes = 0
         self._outgoing: list[Turn] = []  # a heap
         self._num_sent = 0
         self._piece: list[memoryview] = []
@@ -214,6 +232,9 @@ class _Peer:
             self._hub.forget(self._sock.fileno())
 
     def _write(self) -> None:
+        if self._unsent_bytes != self._pace.unsent_bytes:
+            self._unsent_bytes = self._pace.unsent_bytes
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, self._unsent_bytes)
         while self._piece or self._outgoing:
             if not self._piece:
                 if self._outgoing[0][0] >= PATIENT and self._must_wait():
@@ -253,7 +274,7 @@ class _Peer:
     def _must_wait(self) -> bool:
         """Say whether the kernel holds too much, sent or not, for patient messages to be added."""
         fcntl.ioctl(self._sock.fileno(), termios.TIOCOUTQ, self._num_queued)
-        if self._num_queued[0] <= self._patience.num_bytes:
+        if self._num_queued[0] <= self._pace.patient_bytes:
             return False
         if not self._is_waiting:
             self._is_waiting = True
@@ -263,7 +284,7 @@ class _Peer:
     def _cut_piece(self) -> None:
         """Begin with a piece of the most urgent message."""
         self._of = urgency, _, of = heapq.heappop(self._outgoing)
-        size = self._patience.num_bytes if urgency >= PATIENT else self._most_bytes
+        size = self._pace.patient_bytes if urgency >= PATIENT else self._pace.piece_bytes
         piece, of.left = of.left[:size], of.left[size:]
         header = _HEADER.pack(*of.conversation, len(piece), of.size_bytes)
         self._piece = [memoryview(header), piece]
@@ -293,6 +314,7 @@ class _Peer:
                 return
             if count == 0:
                 raise EOFError("the connection was closed")
+            self._pace.came(count)
             # Less than asked for means that no more is there, so there is no need to ask again.
             budget = budget - count if count == num_wanted else 0
             more = count - len(self._target)
@@ -369,10 +391,8 @@ class Streams:
         control: Control,
         hub: Hub,
         peers: dict[int, _Peer],
-        patience: _Patience,
         ranks: Sequence[int] = (),
     ) -> None:
-        self._patience = patience
         self._control = control
         self._hub = hub
         self._peers = peers
@@ -384,7 +404,7 @@ class Streams:
         members = tuple(sorted(ranks))
         self._num_parts[members] += 1
         name = [*members, self._num_parts[members]]
-        return Streams(self._control, self._hub, self._peers, self._patience, name)
+        return Streams(self._control, self._hub, self._peers, name)
 
     def prepare(
         self, sends: Sequence[Message], receives: Sequence[Message]
@@ -411,13 +431,10 @@ class Streams:
             peer.send(conversation, message, exchange, self._hub.urgency)
         is_bulky = num_bytes > _BULKY_BYTES
         self._hub.num_bulky += is_bulky
-        started = time.monotonic()
         try:
             self._wait(exchange, [peer.rank for peer, _ in sends], what)
         finally:
             self._hub.num_bulky -= is_bulky
-        if is_bulky and self._hub.urgency < PATIENT:
-            self._patience.learn(num_bytes, time.monotonic() - started)
 
     def _wait(self, exchange: Exchange, sends_to: Sequence[int], what: str) -> None:
         started = checked = time.monotonic()
@@ -471,9 +488,6 @@ def connect_streams(
     # and send pieces that are worth one.
     crowd = max(1.0, len(sockets) / 3)
     hub.pause_s *= crowd
-    patience = _Patience(len(sockets))
-    peers = {
-        rank: _Peer(rank, sock, hub, patience, int(crowd * _PIECE_BYTES))
-        for rank, sock in sockets.items()
-    }
-    return Streams(control, hub, peers, patience)
+    pace = _Pace(len(sockets), hub.pause_s, int(crowd * _PIECE_BYTES))
+    peers = {rank: _Peer(rank, sock, hub, pace) for rank, sock in sockets.items()}
+    return Streams(control, hub, peers)
