@@ -25,6 +25,13 @@ LAYERS = {
     "models": 1,
     "data": 1,
     "perf": 1,
+    "sim": 1,
+    "sim.lane": 3,
+    "sim.rank": 8,
+    "sim.learn": 10,
+    "sim.run": 10,
+    "workload": 1,
+    "cluster": 1,
     "comm": 2,
     "bucket": 3,
     "lane": 3,
@@ -42,9 +49,9 @@ LAYERS = {
     "report": 8,
     "api": 9,
     "train": 9,
-    "cli": 10,
-    "__init__": 11,
-    "__main__": 11,
+    "cli": 11,
+    "__init__": 12,
+    "__main__": 12,
 }
 
 
@@ -56,7 +63,8 @@ def modules():
 
 def layer(name: str) -> int:
     parts = name.split(".")
-    return LAYERS[parts[1] if len(parts) > 1 else "__init__"]
+    own = ".".join(parts[1:3])
+    return LAYERS[own] if own in LAYERS else LAYERS[parts[1] if len(parts) > 1 else "__init__"]
 
 
 def imports_of(path: Path):

@@ -18,6 +18,7 @@ import torch
 
 from syncline.comm.base import Partials, Strips
 from syncline.comm.hub import ALONE
+from syncline.comm.tree import LeafPlan
 
 ALIGN_BYTES = 128
 BLOCK_ELEMENTS = 1024
@@ -149,6 +150,25 @@ def view_of(flat: torch.Tensor, slot: Slot) -> torch.Tensor:
     like = slot.parameter
     stride = like.stride() if is_dense(like) else torch.empty(like.shape, device="meta").stride()
     return torch.as_strided(flat, like.shape, stride, flat.storage_offset() + slot.offset)
+
+
+def add_gradient(slot: Slot, plan: LeafPlan, gradient: torch.Tensor | None, scale: float) -> None:
+    """Move a shard's gradient into flat memory and add it to the rank's partial sums.
+
+    The mean's factor goes in here, where the gradient is copied anyway: no pass of its own.
+    """
+    target = slot.gradients[plan.slot]
+    if gradient is None:
+        if plan.fresh:
+            target.zero_()
+    elif not plan.fresh:
+        target.add_(gradient * scale)
+    elif scale == 1.0:
+        target.copy_(gradient)
+    else:
+        torch.mul(gradient, scale, out=target)
+    for into, from_ in plan.merges:
+        slot.gradients[into].add_(slot.gradients[from_])
 
 
 def cut_buckets(slots: Sequence[Slot], bucket_bytes: int, first_index: int = 0) -> list[Bucket]:

@@ -7,6 +7,8 @@ averaged over all shards along the fixed tree, as gradients are; other buffers a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -101,8 +103,11 @@ class Buffers:
         for into, from_ in plan.merges:
             slots[into].add_(slots[from_])
 
-    def end_step(self, comm: Communicator, others_changed: bool) -> None:
-        """Take over the averaged statistics, and shard 0's other buffers. Comm lane."""
+    def end_step(self, comm: Communicator, others_changed: bool) -> Iterator[None]:
+        """Take over the averaged statistics, and shard 0's other buffers. Comm lane.
+
+        A generator that stops after each wait, for whoever lends the model out meanwhile.
+        """
         if self.statistics is not None:
             self._current.copy_(self.statistics.result)
         if others_changed:
@@ -111,5 +116,6 @@ class Buffers:
                 if comm.position == root:
                     buffer.copy_(value)
                 comm.broadcast(buffer, root)
+                yield
         self._after_shard_0 = []
         self.begin_step()

@@ -21,7 +21,9 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 from msgspec import Meta, inspect
 
+from syncline.cluster import PRESETS
 from syncline.errors import ConfigError
+from syncline.sim.faults import Fault, LinkChange
 
 # A strategy's own settings, the table [strategy.NAME]: a frozen Struct, or None if it has none.
 STRATEGIES: dict[str, type[msgspec.Struct] | None] = {
@@ -137,14 +139,42 @@ class RunSettings(_Table, frozen=True, kw_only=True):
     device: Literal["cpu"] = "cpu"
 
 
+class ClusterSettings(_Table, frozen=True, kw_only=True):
+    """Which hardware a simulation is about; training takes no notice of it.
+
+    A preset, and what is different from it. `machines` is None for one rank a machine. `input_s`
+    is how long loading one rank's batch of a step takes. `algorithm` is how machines exchange.
+    `jitter` makes each rank's steps differ at random, `slow_ranks` some ranks always slow (by what
+    factor, by the rank's number).
+    """
+
+    preset: str = "1gbit"
+    machines: Annotated[int, Meta(ge=1, examples=[4])] | None = None
+    latency_s: Annotated[float, Meta(ge=0, examples=[50e-6])] | None = None
+    rate_bytes_per_s: Annotated[float, Meta(gt=0, examples=[1e9])] | None = None
+    inside_latency_s: Annotated[float, Meta(ge=0, examples=[20e-6])] | None = None
+    inside_rate_bytes_per_s: Annotated[float, Meta(gt=0, examples=[6e9])] | None = None
+    flops_per_s: Annotated[float, Meta(gt=0, examples=[5e10])] | None = None
+    update_bytes_per_s: Annotated[float, Meta(gt=0, examples=[6e9])] | None = None
+    input_s: Annotated[float, Meta(ge=0, examples=[0.01])] = 0.0
+    algorithm: Literal["direct", "ring"] = "direct"
+    jitter: Literal["none", "lognormal", "exponential"] = "none"
+    jitter_sigma: Annotated[float, Meta(ge=0, examples=[0.1])] = 0.0
+    jitter_shift: Annotated[float, Meta(ge=0, lt=1, examples=[0.9])] = 0.0
+    slow_ranks: dict[str, Annotated[float, Meta(gt=0, examples=[2.0])]] = {}
+    faults: tuple[Fault, ...] = ()
+    link_changes: tuple[LinkChange, ...] = ()
+
+
 class Job(_Table, frozen=True, kw_only=True):
-    """Everything a training run depends on."""
+    """Everything a training run depends on, and the cluster to simulate it on."""
 
     model: ModelSettings
     data: DataSettings
     optimizer: OptimizerSettings
     strategy: StrategySettings = StrategySettings()
     run: RunSettings
+    cluster: ClusterSettings = ClusterSettings()
 
     @property
     def image_size(self) -> int | None:
@@ -190,6 +220,7 @@ _MAY_CHANGE = {
         "silent_s",
         "hung_s",
     },
+    "cluster": set(ClusterSettings.__struct_fields__),
 }
 
 
@@ -392,12 +423,14 @@ def _convert_table(kind: type[_S], raw: Any, key: str, from_sets: set[str]) -> _
             raise ConfigError(
                 printable(full), _found(full, from_sets), "no such setting exists", fix
             )
-    values = {}
+    values: dict[str, Any] = {}
     for name, field in fields.items():
         full = prefix + name
         if name in raw:
             if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
                 values[name] = _convert_table(field.type, raw[name], full, from_sets)
+            elif (row := _row_type(field.type)) is not None:
+                values[name] = _convert_rows(row, raw[name], full, from_sets)
             else:
                 values[name] = _convert_value(full, raw[name], field.type)
         elif field.required:
@@ -405,6 +438,25 @@ def _convert_table(kind: type[_S], raw: Any, key: str, from_sets: set[str]) -> _
                 full, "it is not there", "it has no default", f"Write {_example(full, field.type)}."
             )
     return kind(**values)
+
+
+def _row_type(kind: Any) -> type[msgspec.Struct] | None:
+    """Return S for a list of tables, tuple[S, ...]; None for all else."""
+    match get_args(kind) if get_origin(kind) is tuple else ():
+        case (type() as row, _) if issubclass(row, msgspec.Struct):
+            return row
+    return None
+
+
+def _convert_rows(kind: type[_S], raw: Any, key: str, from_sets: set[str]) -> tuple[_S, ...]:
+    if not isinstance(raw, list) or not all(isinstance(row, dict) for row in raw):
+        needed = [field for field in msgspec.structs.fields(kind) if field.required]
+        row = {field.name: _one_example(inspect.type_info(field.type)) for field in needed}
+        fix = f"Write for example {key} = {_toml_value([row])}."
+        raise ConfigError(key, f"got {_shown(raw)}", "this is a list of tables", fix)
+    return tuple(
+        _convert_table(kind, row, f"{key}[{number}]", from_sets) for number, row in enumerate(raw)
+    )
 
 
 def _convert_value(key: str, value: Any, kind: Any) -> Any:
@@ -441,15 +493,21 @@ def _way_out(key: str, value: Any, kind: Any) -> str:
 def _example(key: str, kind: Any) -> str:
     info = inspect.type_info(kind)
     if isinstance(info, inspect.DictType):
-        return f"for example {key} = {{dropout = 0.1}}"
-    found = _examples(info) or _literals(info) or [_plain_example(info)]
-    return f"for example {key} = {_toml_value(found[0])}"
+        values = _examples(info.value_type)
+        inside = f"1 = {_toml_value(values[0])}" if values else "dropout = 0.1"
+        return f"for example {key} = {{{inside}}}"
+    return f"for example {key} = {_toml_value(_one_example(info))}"
+
+
+def _one_example(info: inspect.Type) -> Any:
+    return (_examples(info) or _literals(info) or [_plain_example(info)])[0]
 
 
 def _plain_example(info: inspect.Type) -> Option:
     members = info.types if isinstance(info, inspect.UnionType) else (info,)
-    numbers = any(isinstance(m, inspect.IntType | inspect.FloatType) for m in members)
-    return 0.1 if numbers else True
+    if any(isinstance(m, inspect.FloatType) for m in members):
+        return 0.1
+    return 1 if any(isinstance(m, inspect.IntType) for m in members) else True
 
 
 def _examples(info: inspect.Type) -> list[Any]:
@@ -535,6 +593,7 @@ def keys() -> list[str]:
 def _check_alone(job: Job) -> None:
     """Check what does not depend on the number of ranks."""
     _check_optimizer(job.optimizer)
+    _check_cluster(job.cluster)
     run = job.run
     if (run.steps is None) == (run.epochs is None):
         both = run.steps is not None
@@ -569,16 +628,17 @@ def _check_optimizer(optimizer: OptimizerSettings) -> None:
     for setting in of_adam if optimizer.name == "sgd" else of_sgd:
         if getattr(optimizer, setting) is not None:
             raise _without_effect(
-                optimizer,
-                setting,
+                f"optimizer.{setting}",
+                getattr(optimizer, setting),
                 f'optimizer.name is "{optimizer.name}"',
                 "adam and adamw" if setting in of_adam else "sgd",
             )
     if optimizer.schedule != "step":
         for setting in ("decay_steps", "decay_factor"):
-            if getattr(optimizer, setting) is not None:
+            value = getattr(optimizer, setting)
+            if value is not None:
                 when = f'optimizer.schedule is "{optimizer.schedule}"'
-                raise _without_effect(optimizer, setting, when, 'schedule = "step"')
+                raise _without_effect(f"optimizer.{setting}", value, when, 'schedule = "step"')
     elif optimizer.decay_steps is None:
         raise ConfigError(
             "optimizer.decay_steps",
@@ -595,16 +655,55 @@ def _check_optimizer(optimizer: OptimizerSettings) -> None:
         )
 
 
-def _without_effect(
-    optimizer: OptimizerSettings, setting: str, when: str, owner: str
-) -> ConfigError:
-    key = f"optimizer.{setting}"
+def _without_effect(key: str, value: Any, when: str, owner: str) -> ConfigError:
+    how = "" if "[" in key else f" (on the command line: --set {key}=)"
     return ConfigError(
         key,
-        f"got {_shown(getattr(optimizer, setting))} while {when}",
+        f"got {_shown(value)} while {when}",
         f"it has an effect with {owner} only",
-        f"Remove it (on the command line: --set {key}=).",
+        f"Remove it{how}.",
     )
+
+
+def _check_cluster(cluster: ClusterSettings) -> None:
+    """Check what does not depend on the size of the world; `Conditions.check` does the rest."""
+    if cluster.preset not in PRESETS:
+        known = _any_of(PRESETS)
+        fix = _did_you_mean(cluster.preset, PRESETS) or f"Use {known}."
+        raise ConfigError(
+            "cluster.preset", f"got {_shown(cluster.preset)}", f"this is {known}", fix
+        )
+    for setting, kind in (("jitter_sigma", "lognormal"), ("jitter_shift", "exponential")):
+        value = getattr(cluster, setting)
+        if value and cluster.jitter != kind:
+            when = f'cluster.jitter is "{cluster.jitter}"'
+            raise _without_effect(f"cluster.{setting}", value, when, f'jitter = "{kind}"')
+    if cluster.jitter == "lognormal" and not cluster.jitter_sigma:
+        raise ConfigError(
+            "cluster.jitter_sigma",
+            "it is not there",
+            'jitter = "lognormal" needs a spread above 0',
+            "Write for example cluster.jitter_sigma = 0.1.",
+        )
+    for rank in cluster.slow_ranks:
+        if not re.fullmatch(r"0|[1-9][0-9]*", rank):
+            raise ConfigError(
+                f"cluster.slow_ranks.{printable(rank)}",
+                f"got {_shown(rank)}",
+                "ranks are whole numbers, counted from 0",
+                "Write for example cluster.slow_ranks = {1 = 2.0}.",
+            )
+    for number, fault in enumerate(cluster.faults):
+        _check_fault(f"cluster.faults[{number}]", fault)
+
+
+def _check_fault(key: str, fault: Fault) -> None:
+    owners = {"factor": "slow", "steps": "slow", "seconds": "pause"}
+    for field in msgspec.structs.fields(Fault):
+        value, owner = getattr(fault, field.name), owners.get(field.name, fault.kind)
+        if owner != fault.kind and value != field.default:
+            when = f'its kind is "{fault.kind}"'
+            raise _without_effect(f"{key}.{field.name}", value, when, f'kind = "{owner}"')
 
 
 def _check_shards(job: Job, ranks: int) -> None:
@@ -664,10 +763,15 @@ def _near_multiples(number: int, of: int) -> str:
 
 
 def job_to_toml(job: Job) -> str:
-    """Write a job as TOML that reads back as an equal job. What is None is left out."""
+    """Write a job as TOML that reads back as an equal job.
+
+    What is None is left out, and so is a cluster that nobody has said anything about.
+    """
     lines = []
     for table in job.__struct_fields__:
         struct = getattr(job, table)
+        if struct == ClusterSettings():
+            continue
         lines += [f"[{table}]", *_toml_lines(struct), ""]
         own = getattr(struct, "settings", None)
         if own is not None:
@@ -680,7 +784,7 @@ def _toml_lines(struct: msgspec.Struct) -> list[str]:
     return [
         f"{name} = {_toml_value(value)}"
         for name, value in values.items()
-        if name != "settings" and value is not None and value != {}
+        if name != "settings" and value is not None and value not in ({}, ())
     ]
 
 
@@ -691,6 +795,8 @@ def _toml_value(value: Any) -> str:
         case str():
             # JSON's escapes are TOML's as well; DEL is the one character JSON leaves bare.
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case msgspec.Struct():
+            return _toml_value(msgspec.structs.asdict(value))
         case list() | tuple():
             return f"[{', '.join(_toml_value(item) for item in value)}]"
         case Mapping():
@@ -717,7 +823,7 @@ def _shown(value: Any) -> str:
 
 
 def _found(key: str, from_sets: set[str]) -> str:
-    given = any(one == key or one.startswith(f"{key}.") for one in from_sets)
+    given = any(f"{one}.".startswith(f"{key}.") or key.startswith(f"{one}[") for one in from_sets)
     return "set on the command line" if given else "found in the file"
 
 

@@ -10,6 +10,7 @@ SynclineError
       RankDied         its process ended
       RankSilent       its heartbeat stopped: frozen, or cut off
       RankHung         it lives, others wait for it, and it does not get on
+  DeadlockError      in virtual time everybody waits, and nothing can come any more
 
 The command line prints one line and exits with `exit_code`; `--debug` shows the traceback.
 """
@@ -70,3 +71,12 @@ class RankSilent(RankFailed):
 
 class RankHung(RankFailed):
     """The peer lives, others wait for it, and it does not get on."""
+
+
+class DeadlockError(SynclineError):
+    """In virtual time everybody waits for somebody. `waiting` has a line for each who waits."""
+
+    def __init__(self, now_s: float, waiting: list[str]) -> None:
+        shown = waiting[:8] + [f"and {len(waiting) - 8} more"] * (len(waiting) > 8)
+        super().__init__(f"nothing can happen after {now_s:.6g} s: {'; '.join(shown)}")
+        self.waiting = waiting

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from syncline.errors import ConfigError
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -23,6 +25,15 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             partial.unlink()
+
+
+def check_can_be_written(key: str, path: Path) -> None:
+    """Refuse, before anything starts, a file that could not be written at the end."""
+    if not path.parent.is_dir():
+        rule, fix = "a file is written into a folder that is there", "Create it, or name another."
+        raise ConfigError(key, f"there is no folder {path.parent}", rule, fix)
+    if path.is_dir():
+        raise ConfigError(key, f"{path} is a folder", "this is one file", "Name a file.")
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -43,6 +43,18 @@ class _Hook:
     work: Work
     body: greenlet.greenlet
     is_over: Callable[[], bool] | None = None
+
+
+def next_work(queue: Iterable[Work], flying: Iterable[int]) -> Work | None:
+    """Return the first work whose channel is free and has none before it in the queue."""
+    busy = set(flying)
+    for work in queue:
+        if ALONE in busy or (work.channel == ALONE and busy):
+            return None
+        if work.channel not in busy:
+            return work
+        busy.add(work.channel)
+    return None
 
 
 class Lane:
@@ -187,15 +199,7 @@ class Lane:
             self._switch(hook, *work.args)
 
     def _next(self) -> Work | None:
-        """Return the first work whose channel is free and has none before it in the queue."""
-        busy = set(self._flying)
-        for work in list(self._queue):
-            if ALONE in busy or (work.channel == ALONE and busy):
-                return None
-            if work.channel not in busy:
-                return work
-            busy.add(work.channel)
-        return None
+        return next_work(list(self._queue), self._flying)
 
     def _switch(self, hook: _Hook, *args: Any) -> None:
         self.hub.channel, self.hub.urgency = max(hook.work.channel, 0), hook.work.urgency

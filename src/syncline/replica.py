@@ -32,6 +32,7 @@ from syncline.bucket import (
     Bucket,
     Slot,
     Step,
+    add_gradient,
     choose_bucket_bytes,
     cut_buckets,
     cut_strips,
@@ -95,7 +96,8 @@ class Replica:
         self.step_number = 0
         self.waited_s = 0.0
         """Time the compute lane has spent waiting for the comm lane: exposed communication."""
-        self.recorder: Recorder | None = None
+        self._recorder: Recorder | None = None
+        self._moment_handles: list[Any] = []
         self.buckets: list[Bucket] = []
         self._control = control
         self._lane = lane
@@ -123,9 +125,9 @@ class Replica:
         self.my_shards = range(
             *shard_range(self.shards, comm.size, sorted(comm.ranks).index(self._rank))
         )
-        self._leaves, self._num_slots = plan_leaves(self.spread.nodes[comm.position])
+        self._leaves, _ = plan_leaves(self.spread.nodes[comm.position])
         # Every rank maps every other's slots, so all have as many as the one that needs most.
-        self._num_slots = max(plan_leaves(nodes)[1] for nodes in self.spread.nodes)
+        self._num_slots = self.spread.num_slots
         self._shard = self.my_shards[0]
         self._is_shard_closed = False
         self._is_sent = False
@@ -152,6 +154,39 @@ class Replica:
         lane.wake_on_failure(self._wake)
         for slot in self._slots:
             become(slot.parameter, InFlight)  # the first touch tells the order of use
+
+    # Recording.
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """Who is told of tasks, from when it is set. None ends it.
+
+        The compute lane's are told from the next forward on, and only where the exchange is
+        overlapped: inline there are no hooks by which to tell one bucket from the next.
+        """
+        return self._recorder
+
+    @recorder.setter
+    def recorder(self, recorder: Recorder | None) -> None:
+        for handle in self._moment_handles:
+            handle.remove()
+        self._moment_handles = []
+        self._recorder = recorder
+        if recorder is None or not self.overlap:
+            return
+
+        def begin_forward(*_: Any) -> None:
+            if torch.is_grad_enabled():  # otherwise it is no part of a step
+                recorder.begin_forward()
+
+        def turn(*_: Any) -> None:
+            if torch.is_grad_enabled():
+                recorder.turn()
+
+        self._moment_handles = [
+            self.model.register_forward_pre_hook(begin_forward, prepend=True),
+            self.model.register_forward_hook(turn),
+        ]
 
     # Set-up.
 
@@ -265,6 +300,8 @@ class Replica:
             for bucket in buckets:
                 if bucket.is_in_flight:
                     self._await(bucket)
+                if self._recorder is not None:
+                    self._recorder.reach(bucket.index, bucket.step)
 
         return before_forward
 
@@ -277,6 +314,8 @@ class Replica:
 
     def _build(self) -> None:
         """Lay out buckets in the order of first use and start the strategy. Every rank calls it."""
+        if self._recorder is not None:
+            self._recorder.lose()
         if self.overlap:
             self._lane.start_thread()
         self._lane.drain()
@@ -295,6 +334,8 @@ class Replica:
         # A bucket of parameters without use is sent last, so that it holds up no other.
         self._lane.call(self.strategy.start, self, self.comm)
         self._is_built = True
+        for bucket in self.buckets:
+            bucket.step = self.step_number
         for slot in self._slots:
             become(slot.parameter, GradientTaken if slot.fired else Parameter)
             slot.expected = max(slot.expected, slot.fired)
@@ -446,23 +487,13 @@ class Replica:
             # No forward has read this bucket since the last step, so nobody has waited for it:
             # its last update may still be reading the gradient.
             self._await(slot.bucket)
-        plan = self._leaves[self._shard]
-        target = slot.gradients[plan.slot]
         if gradient is not None:
             drop_grad(slot.parameter)
-            # The mean's 1/S goes in here, where the gradient is copied anyway: no pass of its own.
-            if self._scale == 1.0 and plan.fresh:
-                target.copy_(gradient)
-            elif plan.fresh:
-                torch.mul(gradient, self._scale, out=target)
-            else:
-                target.add_(gradient * self._scale)
-        elif plan.fresh:
-            target.zero_()
-        for into, from_ in plan.merges:
-            slot.gradients[into].add_(slot.gradients[from_])
+        add_gradient(slot, self._leaves[self._shard], gradient, self._scale)
         slot.is_taken = True
         slot.bucket.untaken -= 1
+        if self._recorder is not None and not slot.bucket.untaken:
+            self._recorder.leave(slot.bucket.index, slot.bucket.step)
 
     def _send_ready(self) -> None:
         """Give the comm lane every bucket whose turn has come, in the one fixed order."""
@@ -687,11 +718,13 @@ class Replica:
         started = time.perf_counter()
         self.strategy.gradient_ready(bucket)
         bucket.is_reduced = True
-        if self.recorder is not None:
-            self.recorder.add("comm", "reduce", bucket.index, bucket.step, started)
+        if self._recorder is not None:
+            after = self._recorder.after(("backward", bucket.index))
+            self._recorder.add("comm", "reduce", bucket.index, bucket.step, started, after)
 
     def _run_step_entered(self, number: int, spoilt_by: str | None) -> None:
         self._note("step")
+        started = time.perf_counter()
         self.strategy.step_entered(Step(number, self._flags, self.buffers.statistics))
         flags = self._flags.result.tolist()[: -self.shards]
         *has_gradient, has_changed_buffers, spoilt, step_s = flags
@@ -704,8 +737,12 @@ class Replica:
             )
         self._without = without
         self._early.decide(step_s)
-        self.buffers.end_step(self._lay_out_comm, has_changed_buffers > 0)
+        for _ in self.buffers.end_step(self._lay_out_comm, has_changed_buffers > 0):
+            pass
         self._entered_step = number
+        if self._recorder is not None:
+            after = self._recorder.after(("backward", self._send_order[-1].index))
+            self._recorder.add("comm", "step", -1, number, started, after)
 
     def _run_before_use(self, bucket: Bucket, number: int, hyper: Hyper) -> None:
         self._lane.until(lambda: bucket.is_reduced and self._entered_step >= number)
@@ -713,7 +750,7 @@ class Replica:
             self._early.undo(bucket, self._lay_out_comm.position)
         if not bucket.is_early:
             bucket.update.leave_out(self._without)
-            self._update(bucket, hyper)
+            self._update(bucket, hyper, ("reduce", bucket.index), ("step", -1))
         bucket.is_early = False
         if bucket.in_use is not None:
             bucket.in_use.memory.mine.copy_(bucket.parameters.memory.mine)
@@ -724,26 +761,33 @@ class Replica:
         self._lane.until(lambda: bucket.is_reduced)
         bucket.update.leave_out(self._without)
         bucket.update.keep()
-        self._update(bucket, hyper)
+        self._update(bucket, hyper, ("reduce", bucket.index))
         bucket.is_early = True
 
-    def _update(self, bucket: Bucket, hyper: Hyper) -> None:
+    def _update(self, bucket: Bucket, hyper: Hyper, *waited_for: tuple[str, int]) -> None:
         self._note("update", bucket.index)
         started = time.perf_counter()
         bucket.update.hyper = hyper
         self.strategy.before_use(bucket)
-        if self.recorder is not None:
-            self.recorder.add("comm", "gather", bucket.index, bucket.step, started)
+        if self._recorder is not None:
+            after = self._recorder.after(*waited_for)
+            self._recorder.add("comm", "gather", bucket.index, bucket.step, started, after)
 
     # Waiting.
 
     def _await(self, bucket: Bucket) -> None:
         """Wait, on the compute lane, until a bucket may be read."""
         if not bucket.ready.is_set():
+            if self._recorder is not None:
+                self._recorder.pause()
             started = time.perf_counter()
             bucket.ready.wait()
             self.waited_s += time.perf_counter() - started
+            if self._recorder is not None:
+                self._recorder.waited(bucket.index, bucket.step, started)
         self._lane.check()
+        if self._recorder is not None:
+            self._recorder.reach(bucket.index, bucket.step)
         bucket.is_in_flight = False
         for slot in bucket.slots:
             if type(slot.parameter) is InFlight:
@@ -853,6 +897,7 @@ class Replica:
     def detach(self) -> None:
         """Take the hooks off; the model keeps its parameters, in memory of its own."""
         self.synchronize()
+        self.recorder = None
         for handle in [*self._handles, *self._use_handles, *self._gradient_handles]:
             handle.remove()
         for slot in self._slots:

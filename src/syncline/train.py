@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional
 
 from syncline import checkpoint, data, models
-from syncline.comm.base import Partials, even_cuts
+from syncline.comm.base import Partials, even_cuts, exchange_bytes
 from syncline.comm.tree import Spread, shard_range
 from syncline.config import Job, OptimizerSettings
 from syncline.data import DataSet, Split
@@ -32,6 +32,7 @@ from syncline.errors import ConfigError
 from syncline.files import write_atomically
 from syncline.launch.env import World, read_world
 from syncline.loader import epoch_order, reseed
+from syncline.perf.trace import Recorder, Trace
 from syncline.replica import Replica
 from syncline.report.progress import Progress
 from syncline.seeds import seed_for
@@ -68,16 +69,20 @@ class Summary:
         return dataclasses.asdict(self)
 
 
-def train(job: Job, out: Path, resume: bool, progress: Progress) -> Summary:
+def train(
+    job: Job, out: Path, resume: bool, progress: Progress, trace: Path | None = None
+) -> Summary:
     """Train as the job says, as one rank of the world this process was started in.
 
     Every rank calls it. Rank 0 writes the run folder `out`: metrics.jsonl, checkpoints and
-    summary.json.
+    summary.json; and to `trace`, if asked for, when every rank did what. There each rank counts
+    time from where it began its first step: clocks of different machines are not compared. The
+    first shard of that step sets everything up, and its compute is left out.
     """
     torch.set_num_threads(job.run.threads)
     world = read_world()
     # Everything that can be refused is looked at before this rank meets the others.
-    run = _Run(job, world, out, progress, resume)
+    run = _Run(job, world, out, progress, resume, trace)
     session = open_session(job.strategy.comm, job.run.silent_s, job.run.hung_s, world)
     try:
         summary = run.go(session)
@@ -144,34 +149,81 @@ def batch_of(split: Split, indices: np.ndarray[Any, Any]) -> tuple[torch.Tensor,
     return images.copy_(torch.from_numpy(samples)), torch.from_numpy(labels)
 
 
+class Order:
+    """Which samples a shard of a step gets, and how many steps there are."""
+
+    def __init__(self, job: Job, dataset: DataSet) -> None:
+        """`job` is resolved."""
+        assert job.strategy.shards is not None
+        self.batch = job.data.batch
+        self.shards = job.strategy.shards
+        self.num_samples = len(dataset.train)
+        self.per_epoch = self.num_samples // self.batch
+        if self.per_epoch == 0:
+            raise ConfigError(
+                "data.batch",
+                f"got {self.batch}",
+                f"{dataset.name} has {self.num_samples} samples to train on",
+                f"Use at most {self.num_samples}.",
+            )
+        self.total = job.run.steps or (job.run.epochs or 0) * self.per_epoch
+        self._seed = job.run.seed
+        self._epoch = (-1, torch.empty(0, dtype=torch.int64))
+
+    def indices(self, step: int, shard: int) -> np.ndarray[Any, Any]:
+        """Return the samples of one shard of one step."""
+        epoch, within = divmod(step, self.per_epoch)
+        if self._epoch[0] != epoch:
+            self._epoch = (epoch, epoch_order(self.num_samples, self._seed, epoch))
+        size = self.batch // self.shards
+        first = within * self.batch + shard * size
+        return self._epoch[1][first : first + size].numpy()
+
+
+def evaluate(model: nn.Module, split: Split, numbers: range | None) -> np.ndarray[Any, Any]:
+    """Test some of the fixed parts of a data set, or all: loss and hits of each, others zero."""
+    num_samples = len(split)
+    parts = range(0, num_samples, EVALUATION_BATCH)
+    results = np.zeros((len(parts), 2))
+    model.eval()
+    with torch.no_grad():
+        for number in range(len(parts)) if numbers is None else numbers:
+            rows = np.arange(parts[number], min(parts[number] + EVALUATION_BATCH, num_samples))
+            images, labels = batch_of(split, rows)
+            scores = model(images)
+            results[number, 0] = functional.cross_entropy(scores, labels, reduction="sum").item()
+            results[number, 1] = (scores.argmax(dim=1) == labels).sum().item()
+    model.train()
+    return results
+
+
 class _Run:
     """One rank's run."""
 
     session: Session
     replica: Replica
 
-    def __init__(self, job: Job, world: World, out: Path, progress: Progress, resume: bool) -> None:
+    def __init__(
+        self,
+        job: Job,
+        world: World,
+        out: Path,
+        progress: Progress,
+        resume: bool,
+        trace: Path | None,
+    ) -> None:
         self.job = job = job.resolved(world.size)
         self.world = world
         self.out = out
+        self.trace = trace
         self.progress = progress
         self.is_first = world.rank == 0
         self.data = load_data(job)
-        self.batch = job.data.batch
-        assert job.strategy.shards is not None
-        self.shards = job.strategy.shards
-        self.per_epoch = len(self.data.train) // self.batch
-        if self.per_epoch == 0:
-            raise ConfigError(
-                "data.batch",
-                f"got {self.batch}",
-                f"{self.data.name} has {len(self.data.train)} samples to train on",
-                f"Use at most {len(self.data.train)}.",
-            )
-        self.total = job.run.steps or (job.run.epochs or 0) * self.per_epoch
+        self.order = Order(job, self.data)
+        self.batch, self.shards = self.order.batch, self.order.shards
+        self.total = self.order.total
         self.model = build_model(job, self.data)
         self.optimizer = build_optimizer(job.optimizer, self.model)
-        self._order = (-1, torch.empty(0, dtype=torch.int64))
         self._saved = self._load() if resume else None
 
     def go(self, session: Session) -> Summary:
@@ -188,6 +240,8 @@ class _Run:
             bucket_bytes=None if settings.bucket_bytes == "auto" else settings.bucket_bytes,
             overlap=None if settings.overlap == "auto" else settings.overlap,
         )
+        if self.trace is not None:
+            self.replica.recorder = Recorder(self.world.rank)
         start = 0
         if self._saved is not None:
             start = self._saved.step
@@ -229,7 +283,7 @@ class _Run:
             for shard in replica.my_shards:
                 self._note("forward")
                 replica.begin_shard(shard)
-                images, labels = batch_of(self.data.train, self._indices(step, shard))
+                images, labels = batch_of(self.data.train, self.order.indices(step, shard))
                 reseed(job.run.seed, step, shard)
                 shard_loss = functional.cross_entropy(self.model(images), labels)
                 if shard == replica.my_shards[0] and step > start:
@@ -276,21 +330,14 @@ class _Run:
         if self.is_first:
             text = json.dumps(summary.to_json_dict(), indent=2) + "\n"
             write_atomically(self.out / "summary.json", text.encode())
+        if self.trace is not None:
+            self._write_trace(self.trace, started)
         self.progress.finish(summary)
         return summary
 
     def _note(self, phase: str) -> None:
         if self.session.control is not None:
             self.session.control.progress.write(phase)
-
-    def _indices(self, step: int, shard: int) -> np.ndarray[Any, Any]:
-        """Return the samples of one shard of one step."""
-        epoch, within = divmod(step, self.per_epoch)
-        if self._order[0] != epoch:
-            self._order = (epoch, epoch_order(len(self.data.train), self.job.run.seed, epoch))
-        size = self.batch // self.shards
-        first = within * self.batch + shard * size
-        return self._order[1][first : first + size].numpy()
 
     def _pace(self, step_ends: list[float]) -> float:
         """Samples per second since the first step, which also sets up."""
@@ -324,20 +371,9 @@ class _Run:
             return None, None
         self._note("evaluate")
         num_samples = len(self.data.test)
-        parts = range(0, num_samples, EVALUATION_BATCH)
-        world = self.world
-        results = np.zeros((len(parts), 2))
-        self.model.eval()
-        with torch.no_grad():
-            for number in range(*shard_range(len(parts), world.size, world.rank)):
-                rows = np.arange(parts[number], min(parts[number] + EVALUATION_BATCH, num_samples))
-                images, labels = batch_of(self.data.test, rows)
-                scores = self.model(images)
-                results[number, 0] = functional.cross_entropy(
-                    scores, labels, reduction="sum"
-                ).item()
-                results[number, 1] = (scores.argmax(dim=1) == labels).sum().item()
-        self.model.train()
+        num_parts = -(-num_samples // EVALUATION_BATCH)
+        mine = range(*shard_range(num_parts, self.world.size, self.world.rank))
+        results = evaluate(self.model, self.data.test, mine)
         loss, correct = self._sum(torch.from_numpy(results)).sum(dim=0).tolist()
         self.progress.evaluated(step, loss / num_samples, correct / num_samples)
         return loss / num_samples, correct / num_samples
@@ -352,6 +388,16 @@ class _Run:
         self.session.lane.submit(comm.all_reduce, partials)
         self.session.lane.drain()
         return partials.result.view(numbers.shape).clone()
+
+    def _write_trace(self, path: Path, zero_s: float) -> None:
+        """Collect all ranks' tasks and write them, each rank's times from its `zero_s` on."""
+        recorder, self.replica.recorder = self.replica.recorder, None
+        assert recorder is not None
+        mine = Trace(tuple(task.earlier_by(zero_s) for task in recorder.tasks))
+        everybody = self.session.lane.call(exchange_bytes, self.session.comm, mine.to_bytes())
+        if self.is_first:
+            ranks = [Trace.from_bytes(each) for each in everybody]
+            Trace(tuple(task for rank in ranks for task in rank.tasks)).write(path)
 
     def _save(self, step: int) -> None:
         self._note("save")

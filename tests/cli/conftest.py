@@ -36,7 +36,7 @@ class Summary:
     def to_json_dict(self): return self.values
 
 
-def train(job, out, resume, progress):
+def train(job, out, resume, progress, trace=None):
     from syncline.errors import CheckpointError, ConfigError, RankDied
     rank, fake = int(os.environ.get("RANK", "0")), os.environ.get("FAKE", "")
     out.mkdir(parents=True, exist_ok=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -15,6 +17,7 @@ import pytest
 
 from syncline.cli.folder import choose_folder
 from syncline.config import STRATEGIES, parse_job, read_job
+from syncline.perf.trace import Trace
 
 pytestmark = pytest.mark.processes
 
@@ -154,6 +157,12 @@ def test_print_job_shows_every_setting_and_starts_nothing(cli, tmp_path):
             ["job.toml", "--resume", "--out", "nowhere"],
             "--resume: nowhere holds no checkpoint, but a run goes on from its last one.",
         ),
+        (
+            ["job.toml", "--trace", "nowhere/run.trace"],
+            "--trace: there is no folder nowhere, but a file is written into a folder that is"
+            " there. Create it, or name another.",
+        ),
+        (["job.toml", "--trace", "."], "--trace: . is a folder, but this is one file."),
         (["job.toml", "--rnks", "2"], "No such option: --rnks"),
         (["job.toml", "--ranks", "two"], "Invalid value for '--ranks'"),
         ([], "Missing argument 'JOB.toml'."),
@@ -315,6 +324,78 @@ def test_ctrl_c_and_sigterm_end_a_run_quietly_and_leave_no_process(cli, tmp_path
     assert f"syncline: stopping ranks 0, 1: {sent.name} was received" in err
 
 
+# -- traces ----------------------------------------------------------------------------------------
+
+SOURCE = Path(__file__).parent.parent.parent / "src"
+
+
+def trace_of_a_real_run(cli, tmp_path, *sets):
+    arguments = ["train", "job.toml", "--ranks", "2", "--trace", "run.trace", "--out", "run"]
+    # The real `syncline.train`, not the stand-in.
+    status, _, err = cli(*arguments, *sets, PYTHONPATH=str(SOURCE))
+    assert status == 0, err
+    return Trace.read(tmp_path / "run.trace")
+
+
+@pytest.mark.slow
+def test_a_trace_holds_the_tasks_of_all_ranks_and_what_they_waited_for(cli, tmp_path):
+    sets = ["run.steps=6", "data.samples=512", "strategy.bucket_bytes=300000"]
+    sets += ["strategy.shards=4", "run.evaluate_every=2", "strategy.overlap=true"]
+    trace = trace_of_a_real_run(cli, tmp_path, *(f"--set={one}" for one in sets))
+    by_id = {(task.rank, task.number): task for task in trace.tasks}
+    assert len(by_id) == len(trace.tasks)
+    buckets = {task.bucket for task in trace.tasks if task.kind == "reduce"}
+    assert len(buckets) > 1
+    for rank in range(2):
+        mine = [task for task in trace.tasks if task.rank == rank]
+        found = Counter((task.kind, task.bucket, task.step) for task in mine)
+        for step in range(6):
+            assert found["step", -1, step] == 1
+            for bucket in buckets:
+                assert found["reduce", bucket, step] == found["gather", bucket, step] == 1
+                # Two shards a rank, the first of all without: it sets up.
+                for kind in ("forward", "backward"):
+                    assert found[kind, bucket, step] == (2 if step else 1), (kind, step)
+        assert min(task.start_s for task in mine) >= 0
+        compute = sorted((task.start_s, task.end_s) for task in mine if task.lane == "compute")
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(compute))
+        kinds_before = {
+            (task.kind, by_id[one].kind, task.bucket == by_id[one].bucket)
+            for task in mine
+            if task.lane == "comm"
+            for one in task.after
+        }
+        assert kinds_before == {
+            ("reduce", "backward", True),
+            ("step", "backward", False),
+            ("gather", "reduce", True),
+            ("gather", "step", False),
+        }
+        for task in mine:
+            assert all(by_id[one].end_s <= task.end_s for one in task.after)
+            assert all(one != (task.rank, task.number) for one in task.after)
+    ends = {
+        (task.rank, task.step): task.end_s
+        for task in trace.tasks
+        if (task.kind, task.bucket) == ("backward", 0)
+    }
+    overlapped = [
+        task
+        for task in trace.tasks
+        if task.kind == "reduce" and task.start_s < ends[task.rank, task.step]
+    ]
+    assert len(overlapped) > len(buckets)
+
+
+@pytest.mark.slow
+def test_a_trace_of_an_inline_exchange_holds_the_comm_lane(cli, tmp_path):
+    sets = ["run.steps=3", "data.samples=256", "strategy.overlap=false"]
+    trace = trace_of_a_real_run(cli, tmp_path, *(f"--set={one}" for one in sets))
+    assert Counter((task.rank, task.kind) for task in trace.tasks) == {
+        (rank, kind): 3 for rank in range(2) for kind in ("reduce", "step", "gather")
+    }
+
+
 # -- other launchers -------------------------------------------------------------------------------
 
 TORCHRUN = {
@@ -394,6 +475,7 @@ def test_the_flags_of_train_are_these(cli):
         "--set",
         "--out",
         "--resume",
+        "--trace",
         "--json",
         "--print-job",
         "--debug",

@@ -12,6 +12,7 @@ from ranks import run_ranks
 from syncline.comm.base import Memory, Partials, Strips, even_cuts, exchange_bytes
 from syncline.comm.tree import Spread, plan_leaves, shard_range, split
 from syncline.session import current_session
+from worlds import run_virtual
 
 pytestmark = pytest.mark.processes
 
@@ -25,6 +26,9 @@ WORLDS = {
     "torch, 2 ranks": (2, 1, "torch"),
     "2 machines with 2 ranks": (4, 2, "auto"),
     "3 machines with 2 ranks": (6, 3, "auto"),
+    "virtual, 1 rank": (1, 1, "virtual"),
+    "virtual, 3 ranks": (3, 1, "virtual"),
+    "virtual, 3 machines with 2 ranks": (6, 3, "virtual"),
 }
 
 every_communicator = pytest.mark.parametrize("world", sorted(WORLDS))
@@ -33,6 +37,8 @@ every_communicator = pytest.mark.parametrize("world", sorted(WORLDS))
 def in_world(world, work):
     """Run work(comm) on every rank of a world."""
     size, machines, kind = WORLDS[world]
+    if kind == "virtual":
+        return run_virtual(size, work, machines)
 
     def on_rank():
         syncline.init(comm=kind)

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from syncline.cli import key, run, train
+from syncline.cli import key, run, simulate, train
 from syncline.cli.output import report, say
 from syncline.errors import SynclineError
 
@@ -28,6 +28,7 @@ app.command(
     # What follows the script is the script's: its --ranks is not ours.
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
 )(run.run)
+app.command("simulate", context_settings={"max_content_width": 100})(simulate.simulate)
 app.command("key")(key.key)
 
 

@@ -19,6 +19,7 @@ from syncline.cli.run import check_ranks
 from syncline.cli.worker import work
 from syncline.config import Job, job_to_toml, read_job
 from syncline.errors import ConfigError
+from syncline.files import check_can_be_written
 from syncline.launch.env import World, read_world
 from syncline.launch.local import launch
 from syncline.report.result import print_result
@@ -36,6 +37,9 @@ def train(
         None, "--out", help="The run folder.", show_default="runs/JOB-TIME"
     ),
     resume: bool = typer.Option(False, "--resume", help="Go on from the folder's last checkpoint."),
+    trace: Path | None = typer.Option(
+        None, "--trace", metavar="FILE", help="Write when each rank did what."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the result as one JSON object."),
     print_job: bool = typer.Option(False, "--print-job", help="Print the resolved job and stop."),
     debug: bool = debug_option,
@@ -53,7 +57,8 @@ def train(
     [bold]The job[/bold] has five tables: model, data, optimizer, strategy and run;
     examples/digits.toml explains their settings, --print-job shows them all as
     they will be. --set takes a TOML value or a bare word; with an empty one
-    (--set optimizer.momentum=) the setting is taken out.
+    (--set optimizer.momentum=) the setting is taken out. A sixth table, cluster,
+    is for simulations: training takes no notice of it.
 
     [bold]Strategies[/bold]: synchronous (in every step all ranks average their
     gradients, and each updates its own share of the weights).
@@ -61,6 +66,10 @@ def train(
     [bold]The run folder[/bold] holds job.toml (the job as it was run), metrics.jsonl,
     summary.json and checkpoints/. It is never overwritten: --resume goes on, on
     any number of ranks, to the weights of a run that was never stopped.
+
+    [bold]--trace[/bold] writes every task of every rank, as JSON lines: forward, backward
+    and waits by bucket, where the exchange is overlapped; reduces, gathers and
+    steps always. Each rank counts time from its own first step.
 
     Under torchrun and srun the process is a rank itself and starts no others:
 
@@ -72,6 +81,8 @@ def train(
         job = folders.go_on_with(job, _checked_for_resume(job, out))
     job = job.resolved(_ranks(job, ranks, world))
     check_names(job)
+    if trace is not None and world.rank == 0:
+        check_can_be_written("--trace", trace)
     if print_job:
         sys.stdout.write(job_to_toml(job))
         return
@@ -82,9 +93,12 @@ def train(
         folders.check_folder(folder, resume)
         folders.write_job(job, folder)
     if is_rank:
-        summary = folders.finite(work(job, folder, resume=resume).to_json_dict())
+        done = work(job, folder, resume=resume, trace=trace)
+        summary = folders.finite(done.to_json_dict())
     else:
-        summary = _launch(job_file, job, folder, resume=resume, as_json=as_json, debug=debug)
+        options = ["--resume"] * resume + ["--debug"] * debug
+        options += ["--trace", str(trace)] if trace is not None else []
+        summary = _launch(job_file, job, folder, options, as_json=as_json)
     if world.rank == 0:
         _print(summary, folder, as_json)
 
@@ -134,10 +148,9 @@ def _ranks(job: Job, ranks: int | None, world: World) -> int:
 
 
 def _launch(
-    job_file: Path, job: Job, folder: Path, *, resume: bool, as_json: bool, debug: bool
+    job_file: Path, job: Job, folder: Path, options: list[str], *, as_json: bool
 ) -> dict[str, Any]:
-    command = [sys.executable, "-m", "syncline.cli.worker", str(folder)]
-    command += ["--resume"] * resume + ["--debug"] * debug
+    command = [sys.executable, "-m", "syncline.cli.worker", str(folder), *options]
     # stdout belongs to the one JSON object: whatever a rank prints goes to stderr then.
     stdout = sys.stderr.fileno() if as_json else None
     outcome = launch(command, job.run.ranks, threads=job.run.threads, stdout=stdout)

@@ -1,4 +1,4 @@
-"""One rank of `syncline train`: `python -m syncline.cli.worker RUN_FOLDER [--resume]`.
+"""One rank of `syncline train`: `python -m syncline.cli.worker RUN_FOLDER [options]`.
 
 Started by the launcher; under torchrun `syncline train` calls `work` itself. A rank that fails
 names itself in one line and leaves at once, without waiting for threads that are stuck in C++.
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from syncline.train import Summary
 
 
-def work(job: Job, folder: Path, *, resume: bool, quiet: bool = False) -> Summary:
+def work(
+    job: Job, folder: Path, *, resume: bool, trace: Path | None = None, quiet: bool = False
+) -> Summary:
     """Train as the rank the environment says. Returns only if all went well."""
     world = read_world()
     rank = world.rank
@@ -34,7 +36,7 @@ def work(job: Job, folder: Path, *, resume: bool, quiet: bool = False) -> Summar
         # Here, not above: torch takes seconds, and the launching process does without.
         from syncline.train import train
 
-        summary = train(job, folder, resume, progress)
+        summary = train(job, folder, resume, progress, trace)
     except SynclineError as error:
         progress.close()
         is_said = isinstance(error, RankFailed) and error.is_logged
@@ -57,6 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m syncline.cli.worker")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--trace", type=Path, help="write when each rank did what")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.add_argument("--debug", action="store_true")
     given = parser.parse_args()
@@ -65,7 +68,7 @@ def main() -> None:
         job = read_job(given.folder / JOB)
     except SynclineError as error:
         sys.exit(report(error))
-    work(job, given.folder, resume=given.resume, quiet=given.quiet)
+    work(job, given.folder, resume=given.resume, trace=given.trace, quiet=given.quiet)
 
 
 if __name__ == "__main__":

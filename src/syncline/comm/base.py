@@ -15,13 +15,13 @@ communicator returns. Until then only the rank's own strip may be written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from syncline.comm.tree import Spread
+from syncline.comm.tree import Spread, prepare_sum
 
 
 @dataclass(eq=False)
@@ -138,6 +138,19 @@ class Communicator(Protocol):
 
     def close(self) -> None:
         """Give back memory and connections. Peers are not waited for."""
+
+
+def prepare_reach(
+    partials: Partials, start: int, stop: int, out: torch.Tensor
+) -> Callable[[], None]:
+    """Prepare the sum of some elements over everybody's slots, where all can be reached."""
+    sources = [
+        (node, slot.peers[position][start:stop])
+        for position, nodes in enumerate(partials.spread.nodes)
+        for node, slot in zip(nodes, partials.slots, strict=False)
+        if slot.peers is not None
+    ]
+    return prepare_sum((0, partials.spread.shards), sources, out, partials.scale)
 
 
 def even_cuts(num_elements: int, size: int) -> tuple[int, ...]:

@@ -18,15 +18,14 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from syncline.comm.alone import Alone
-from syncline.comm.base import Communicator, Memory, Partials, Strips
+from syncline.comm.base import Communicator, Memory, Partials, Strips, prepare_reach
 from syncline.comm.control import Control
 from syncline.comm.hub import NUM_CHANNELS, Hub
-from syncline.comm.tree import prepare_sum
 from syncline.errors import CommError
 
 _SCRATCH_BYTES = 1 << 20
@@ -255,20 +254,10 @@ class SharedMemory:
     def reduce_scatter(self, partials: Partials) -> None:
         if partials.plan is None:
             out = partials.strip(self.position)
-            partials.plan = self.prepare(partials, self.position, out)
+            start, stop = partials.cuts[self.position : self.position + 2]
+            partials.plan = prepare_reach(partials, start, stop, out)
         self._rendezvous("reduce_scatter")
         partials.plan()
-
-    def prepare(self, partials: Partials, strip: int, out: torch.Tensor) -> Callable[[], None]:
-        """Prepare the sum of one strip over everybody's slots."""
-        start, stop = partials.cuts[strip], partials.cuts[strip + 1]
-        sources = [
-            (node, slot.peers[position][start:stop])
-            for position, nodes in enumerate(partials.spread.nodes)
-            for node, slot in zip(nodes, partials.slots, strict=False)
-            if slot.peers is not None
-        ]
-        return prepare_sum((0, partials.spread.shards), sources, out, partials.scale)
 
     def all_gather(self, strips: Strips) -> None:
         self._rendezvous("all_gather")
@@ -287,10 +276,8 @@ class SharedMemory:
             self.all_gather(Strips(whole, partials.cuts))
             return
         if partials.plan is None:
-            uncut = (0, whole.mine.numel())
             partials.result = torch.empty_like(whole.mine)
-            everything = Partials(partials.slots, uncut, partials.spread, partials.scale)
-            partials.plan = self.prepare(everything, 0, partials.result)
+            partials.plan = prepare_reach(partials, 0, whole.mine.numel(), partials.result)
         told_by, partials.told_by = partials.told_by, None
         if told_by is None or told_by > self._counts[self._hub.channel]:
             self._rendezvous("all_reduce")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -68,9 +69,24 @@ class Spread:
     @classmethod
     def even(cls, shards: int, ranks: Sequence[int]) -> Spread:
         """Spread shards over ranks, in the order of the ranks; `ranks` are given by position."""
-        order = sorted(ranks)
-        ranges = [shard_range(shards, len(ranks), order.index(rank)) for rank in ranks]
-        return cls(shards, tuple(tuple(cover((0, shards), low, high)) for low, high in ranges))
+        return _spread_evenly(shards, tuple(ranks))
+
+    @cached_property
+    def most_nodes(self) -> int:
+        """How many partial sums the rank that holds most of them holds."""
+        return max(len(nodes) for nodes in self.nodes)
+
+    @cached_property
+    def num_slots(self) -> int:
+        """How many slots the rank that needs most of them needs to add up its shards."""
+        return max(plan_leaves(nodes)[1] for nodes in self.nodes)
+
+
+@lru_cache(maxsize=64)
+def _spread_evenly(shards: int, ranks: tuple[int, ...]) -> Spread:
+    order = {rank: place for place, rank in enumerate(sorted(ranks))}
+    ranges = [shard_range(shards, len(ranks), order[rank]) for rank in ranks]
+    return Spread(shards, tuple(tuple(cover((0, shards), low, high)) for low, high in ranges))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,16 @@ from syncline.bucket import Bucket, Step
 from syncline.comm.base import Communicator
 
 if TYPE_CHECKING:
-    from syncline.replica import Replica
+    pass
+
+
+class Spreadable(Protocol):
+    """What a strategy may ask of a replica, in real or in virtual time."""
+
+    buckets: list[Bucket]
+
+    def lay_out(self, comm: Communicator) -> None:
+        """Put parameters and gradients into a communicator's memory, one strip per position."""
 
 
 class Strategy(Protocol):
@@ -24,7 +33,7 @@ class Strategy(Protocol):
     def check(self, world_size: int, shards: int) -> None:
         """Refuse what cannot work, before anything starts."""
 
-    def start(self, replica: Replica, comm: Communicator) -> None:
+    def start(self, replica: Spreadable, comm: Communicator) -> None:
         """Lay out the replica and allocate state. Every rank calls it."""
 
     def gradient_ready(self, bucket: Bucket) -> None:

@@ -16,7 +16,7 @@ import torch
 from syncline.bucket import Bucket, Step
 from syncline.comm.base import Communicator
 from syncline.errors import ConfigError
-from syncline.replica import Replica
+from syncline.strategies.base import Spreadable
 
 
 class Synchronous:
@@ -31,7 +31,7 @@ class Synchronous:
                 f"Use at least {world_size} shards, or at most {shards} ranks.",
             )
 
-    def start(self, replica: Replica, comm: Communicator) -> None:
+    def start(self, replica: Spreadable, comm: Communicator) -> None:
         self._comm = comm
         replica.lay_out(comm)
 

@@ -1,0 +1,164 @@
+"""`syncline simulate`: how a job would go on a cluster, from the strategy's own code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from syncline.cli.output import debug_option
+from syncline.cli.run import check_ranks
+from syncline.cli.train import check_names
+from syncline.cluster import Cluster, cluster_of, conditions_of
+from syncline.config import Job, read_job
+from syncline.files import check_can_be_written
+
+if TYPE_CHECKING:
+    from syncline.sim.faults import Conditions
+    from syncline.sim.run import Outcome
+
+
+def simulate(
+    job_file: Path = typer.Argument(..., metavar="JOB.toml", help="What to train, on what, how."),
+    ranks: int | None = typer.Option(
+        None, "--ranks", "-n", help="How many ranks; wins over the file."
+    ),
+    machines: int | None = typer.Option(
+        None, "--machines", help="On how many machines.", show_default="one a rank"
+    ),
+    sets: list[str] = typer.Option(
+        [], "--set", metavar="KEY=VALUE", help="Override a setting; repeat for more."
+    ),
+    steps: int = typer.Option(10, "--steps", min=2, help="Steps to time, where nothing is learnt."),
+    learn: bool = typer.Option(False, "--learn", help="Compute as well, for the job's steps."),
+    trace: Path | None = typer.Option(None, "--trace", help="Write every task to this file."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as one JSON object."),
+    debug: bool = debug_option,
+) -> None:
+    """Say how fast a job would be on a cluster, and how well it would learn.
+
+    [bold]Examples[/bold]
+
+      syncline simulate examples/digits.toml --ranks 64 --set strategy.shards=64
+
+      syncline simulate examples/digits.toml --ranks 8 --machines 2 --set cluster.preset=10gbit
+
+      syncline simulate examples/digits.toml --ranks 8 --learn --json
+
+    The strategy's own code runs on a virtual clock, all ranks in this one process.
+    Layers take the time of their floating-point operations at cluster.flops_per_s;
+    messages share the links of [cluster], whose presets are 1gbit, 10gbit, 25gbit
+    and 100gbit. Jitter, slow ranks and faults are settings of that table, too.
+
+    [bold]--learn[/bold] does the arithmetic on the job's data: loss, accuracy and weights
+    are those of a real run on as many ranks, bit for bit where it is synchronous.
+    """
+    job = read_job(job_file, sets)
+    if ranks is not None:
+        check_ranks("--ranks", ranks)
+    job = job.resolved(job.run.ranks if ranks is None else ranks)
+    check_names(job)
+    cluster = cluster_of(job.cluster, job.run.ranks, machines)
+    conditions = conditions_of(job.cluster, job.run.seed)
+    conditions.check(cluster.ranks, cluster.machines)
+    if trace is not None:
+        check_can_be_written("--trace", trace)
+    outcome = _run(job, cluster, conditions, None if learn else steps, show=not as_json)
+    if trace is not None:
+        outcome.trace.write(trace)
+    if as_json:
+        print(json.dumps(to_json_dict(job, outcome), allow_nan=False))
+    else:
+        print_outcome(job, outcome, trace, Console(highlight=False))
+
+
+def _run(
+    job: Job, cluster: Cluster, conditions: Conditions, steps: int | None, *, show: bool
+) -> Outcome:
+    from syncline.sim.learn import Learning
+    from syncline.sim.run import simulate as run
+    from syncline.workload import derive
+
+    learning = Learning(job)
+    shards = learning.shards
+    workload = derive(
+        learning.model,
+        learning.data.sample_shape,
+        job.data.batch // shards,
+        cluster.flops_per_s,
+        job.cluster.input_s,
+        job.model.name,
+    )
+    total = learning.order.total if steps is None else steps
+    bytes_ = job.strategy.bucket_bytes
+    is_shown = show and sys.stderr.isatty()
+    with Progress(console=Console(stderr=True), disable=not is_shown, transient=True) as bar:
+        task = bar.add_task(f"{job.run.ranks} ranks", total=total)
+        return run(
+            workload,
+            cluster,
+            job.strategy.name,
+            steps=total,
+            shards=shards,
+            bucket_bytes=None if bytes_ == "auto" else bytes_,
+            overlap=job.strategy.overlap is not False,
+            algorithm=job.cluster.algorithm,
+            conditions=conditions,
+            learning=learning if steps is None else None,
+            on_step=lambda step: bar.update(task, completed=step),
+        )
+
+
+def to_json_dict(job: Job, outcome: Outcome) -> dict[str, Any]:
+    """Return the figures as plain data."""
+    found: dict[str, Any] = {
+        "strategy": job.strategy.name,
+        "ranks": outcome.ranks,
+        "machines": outcome.machines,
+        "shards": outcome.shards,
+        "steps": outcome.steps,
+        "step_s": outcome.step_s,
+        "alone_s": outcome.alone_s,
+        "speed_up": outcome.speed_up,
+        "efficiency": outcome.efficiency,
+        "exposed_communication": outcome.exposed_communication,
+        "sent_bytes_per_machine_and_step": outcome.sent_bytes,
+        "wall_s": outcome.wall_s,
+    }
+    if outcome.weights_sha256 is not None:
+        found |= {
+            "loss": outcome.losses[-1],
+            "test_loss": outcome.test_loss,
+            "accuracy": outcome.accuracy,
+            "weights_sha256": outcome.weights_sha256,
+        }
+    return found
+
+
+def print_outcome(job: Job, outcome: Outcome, trace: Path | None, console: Console) -> None:
+    """Print what was found as a table."""
+    where = f"{outcome.ranks} ranks on {outcome.machines} machines"
+    console.print(f"{job.model.name}, {job.strategy.name}, {where}, simulated:")
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("step", f"{outcome.step_s * 1e3:.3g} ms")
+    table.add_row("one rank alone, the same batch", f"{outcome.alone_s * 1e3:.3g} ms")
+    table.add_row("speed-up against it", f"{outcome.speed_up:.2f}")
+    table.add_row("efficiency", f"{outcome.efficiency:.1%}")
+    table.add_row("exposed communication", f"{outcome.exposed_communication:.1%}")
+    table.add_row("sent by a machine in a step", f"{outcome.sent_bytes / 1e6:.3g} MB")
+    if outcome.weights_sha256 is not None:
+        table.add_row("loss of the last step", f"{outcome.losses[-1]:.4f}")
+        if outcome.accuracy is not None:
+            table.add_row("accuracy", f"{outcome.accuracy:.2%}")
+        table.add_row("weights", outcome.weights_sha256[:16])
+    console.print(table)
+    if trace is not None:
+        console.print(f"trace: {trace}")

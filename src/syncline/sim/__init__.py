@@ -1,0 +1,1 @@
+"""Time that is computed instead of waited for: the clock, the links, faults and jitter."""

@@ -1,0 +1,118 @@
+"""The virtual clock: a heap of (time, sequence number), and processes that sleep on it.
+
+A process is a greenlet written as if it were alone: `sleep` and `Signal.wait` switch to whoever is
+next. What happens at the same time happens in the order in which it was asked for, so the same
+program gives the same order, always.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+import greenlet
+
+from syncline.errors import DeadlockError
+
+
+class Process:
+    """Something that goes on in virtual time. `waits_for` says, for people, what stops it."""
+
+    def __init__(self, name: str, body: greenlet.greenlet) -> None:
+        self.name = name
+        self.body = body
+        self.waits_for: Callable[[], str] | None = None
+
+
+class Clock:
+    """Runs callbacks and processes in the order of virtual time."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._heap: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
+        self._num_asked = 0
+        self._processes: dict[greenlet.greenlet, Process] = {}
+        self._main: greenlet.greenlet | None = None
+
+    def at(self, time_s: float, call: Callable[..., Any], *args: Any) -> None:
+        """Call back at a time, which must not lie in the past."""
+        if time_s < self.now_s:
+            raise ValueError(f"{time_s} s has passed: it is {self.now_s} s")
+        self._num_asked += 1
+        heapq.heappush(self._heap, (time_s, self._num_asked, call, args))
+
+    def after(self, delay_s: float, call: Callable[..., Any], *args: Any) -> None:
+        self.at(self.now_s + delay_s, call, *args)
+
+    def spawn(self, name: str, function: Callable[..., Any], *args: Any) -> Process:
+        """Begin a process, now, after what was asked for before."""
+        body = greenlet.greenlet(function, parent=self._main)  # None: whoever will call `run`
+        process = self._processes[body] = Process(name, body)
+        self.at(self.now_s, self._go_on, process, *args)
+        return process
+
+    def kill(self, process: Process) -> None:
+        """End a process where it stands."""
+        self._processes.pop(process.body, None)
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass, inside a process."""
+        process = self._current()
+        self.after(seconds, self._go_on, process)
+        self._switch_away()
+
+    def run(self) -> None:
+        """Let everything happen; return when nothing is left to do.
+
+        Raises DeadlockError if processes are left that wait for what can no longer come.
+        """
+        self._main = greenlet.getcurrent()
+        heap = self._heap
+        while heap:
+            self.now_s, _, call, args = heapq.heappop(heap)
+            call(*args)
+        stuck = [process for process in self._processes.values() if process.waits_for is not None]
+        if stuck:
+            lines = [f"{process.name}: {process.waits_for()}" for process in stuck]  # type: ignore[misc]
+            raise DeadlockError(self.now_s, lines)
+
+    def _go_on(self, process: Process, *args: Any) -> None:
+        if process.body in self._processes:
+            process.waits_for = None
+            process.body.switch(*args)
+            if process.body.dead:
+                self._processes.pop(process.body, None)
+
+    def _current(self) -> Process:
+        return self._processes[greenlet.getcurrent()]
+
+    def _switch_away(self) -> None:
+        assert self._main is not None
+        self._main.switch()
+
+
+class Signal:
+    """Something that happens once, for which processes wait."""
+
+    __slots__ = ("_clock", "_waiting", "is_set")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._waiting: list[Process] = []
+        self.is_set = False
+
+    def set(self) -> None:
+        self.is_set = True
+        waiting, self._waiting = self._waiting, []
+        clock = self._clock
+        for process in waiting:
+            clock.at(clock.now_s, clock._go_on, process)
+
+    def wait(self, why: Callable[[], str]) -> None:
+        """Wait inside a process; `why` says for people what for, should it never happen."""
+        if not self.is_set:
+            process = self._clock._current()
+            process.waits_for = why
+            self._waiting.append(process)
+            self._clock._switch_away()

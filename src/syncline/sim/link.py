@@ -1,0 +1,267 @@
+"""Links: messages are flows, and flows share the ports they go through max-min fairly.
+
+Max-min fair means: no flow can get more without taking from one that has no more than it. The
+rates are found by progressive filling (Bertsekas and Gallager, "Data Networks", section 6.5.2):
+all rates rise together until a port is full; the flows through it stay at that, the others go on.
+
+Rates are worked out anew when a flow begins or ends or a port changes, once for all that happens
+at the same time, and only for flows that are joined by common ports. Between that every flow runs
+at a constant rate, so the clock is asked only for ends.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from syncline.sim.clock import Clock
+
+Port = tuple[str, int]
+"""What a flow goes through, such as ("out", 3): the way out of machine 3."""
+
+
+class _Port:
+    __slots__ = ("key", "left", "num_rising", "rate", "routes")
+
+    def __init__(self, key: Port, rate: float) -> None:
+        self.key = key
+        self.rate = rate
+        self.routes: dict[_Route, None] = {}
+        # While rates are worked out: what the flows whose rate is known leave, and for how many.
+        self.left = 0.0
+        self.num_rising = 0
+
+
+class _Route:
+    """A set of ports that flows go through together, kept from one flow to the next."""
+
+    __slots__ = ("carried_bytes", "flows", "known_at", "ports", "rate", "slowest")
+
+    def __init__(self, ports: list[_Port]) -> None:
+        self.ports = ports
+        self.flows: dict[_Flow, None] = {}
+        self.carried_bytes = 0.0
+        self.rate = 0.0
+        self.slowest = 0.0
+        self.known_at = -1
+
+
+class _Flow:
+    __slots__ = ("done", "end_s", "left_bytes", "num_bytes", "number", "rate", "route", "since_s")
+
+    def __init__(
+        self, number: int, route: _Route, num_bytes: float, done: Callable[[], None], now_s: float
+    ) -> None:
+        self.number = number
+        self.route = route
+        self.num_bytes = self.left_bytes = num_bytes
+        self.done = done
+        self.rate = 0.0
+        self.since_s = now_s
+        self.end_s = math.inf
+
+    def left_at(self, now_s: float) -> float:
+        return max(0.0, self.left_bytes - self.rate * (now_s - self.since_s))
+
+
+class Links:
+    """Ports with rates in bytes a second, and the flows through them."""
+
+    def __init__(self, clock: Clock, rates: Mapping[Port, float]) -> None:
+        self._clock = clock
+        self._ports = {key: _Port(key, _checked(key, rate)) for key, rate in rates.items()}
+        self._routes: dict[tuple[Port, ...], _Route] = {}
+        self._num_started = 0
+        self._num_alive = 0
+        self._num_rate_changes = 0
+        self._ends: list[tuple[float, int, _Flow]] = []
+        self._touched: dict[_Route, None] = {}
+        self._next_turn_s = math.inf
+        self.on_change: Callable[[], None] | None = None
+        """Called whenever rates have been worked out."""
+
+    def start(self, ports: Sequence[Port], num_bytes: float, done: Callable[[], None]) -> None:
+        """Send bytes through all ports at once; the clock calls `done` when the last is through.
+
+        Each port carries all of `num_bytes`.
+        """
+        assert num_bytes >= 0, num_bytes
+        now_s = self._clock.now_s
+        if num_bytes == 0:
+            self._clock.at(now_s, done)
+            return
+        route = self._route(tuple(ports))
+        if not route.flows:
+            for port in route.ports:
+                port.routes[route] = None
+        self._num_started += 1
+        self._num_alive += 1
+        route.flows[_Flow(self._num_started, route, num_bytes, done, now_s)] = None
+        self._touched[route] = None
+        self._turn_by(now_s)
+
+    def set_rate(self, port: Port, rate: float) -> None:
+        """Change what a port can carry, from now on; flows under way speed up or slow down."""
+        self._ports[port].rate = _checked(port, rate)
+        self._num_rate_changes += 1
+        self._touched.update(self._ports[port].routes)
+        self._turn_by(self._clock.now_s)
+
+    def load(self, port: Port) -> float:
+        """Return how many bytes a second the port carries now."""
+        return sum(flow.rate for route in self._ports[port].routes for flow in route.flows)
+
+    @property
+    def carried(self) -> dict[Port, float]:
+        """How many bytes each port has carried so far."""
+        found = dict.fromkeys(self._ports, 0.0)
+        now_s = self._clock.now_s
+        for route in self._routes.values():
+            num_bytes = route.carried_bytes
+            num_bytes += sum(flow.num_bytes - flow.left_at(now_s) for flow in route.flows)
+            for port in route.ports:
+                found[port.key] += num_bytes
+        return found
+
+    def _route(self, keys: tuple[Port, ...]) -> _Route:
+        route = self._routes.get(keys)
+        if route is None:
+            assert keys, "a flow goes through one port at least"
+            route = _Route([self._ports[key] for key in dict.fromkeys(keys)])
+            self._routes[keys] = route
+        return route
+
+    def _turn_by(self, time_s: float) -> None:
+        """See to it that `_turn` is called at this time, if not before."""
+        if time_s < self._next_turn_s:
+            self._next_turn_s = time_s
+            self._clock.at(time_s, self._turn)
+
+    def _turn(self) -> None:
+        """End what ends now; or, if nothing does, work out the rates of what was touched."""
+        now_s = self._clock.now_s
+        if now_s >= self._next_turn_s:
+            self._next_turn_s = math.inf
+        ended = self._take_ended()
+        if ended:
+            # What ends often makes another begin at once: take the next turn after that.
+            self._next_turn_s = now_s
+            for flow in ended:
+                flow.done()
+            self._clock.at(now_s, self._turn)
+            return
+        if self._touched:
+            self._refill()
+            if self.on_change is not None:
+                self.on_change()
+        if len(self._ends) > 2 * self._num_alive + 64:
+            self._ends = [entry for entry in self._ends if entry[0] == entry[2].end_s]
+            heapq.heapify(self._ends)
+        while self._ends and self._ends[0][0] != self._ends[0][2].end_s:
+            heapq.heappop(self._ends)
+        if self._ends:
+            self._turn_by(self._ends[0][0])
+
+    def _take_ended(self) -> list[_Flow]:
+        ended = []
+        while self._ends and self._ends[0][0] <= self._clock.now_s:
+            end_s, _, flow = heapq.heappop(self._ends)
+            if end_s != flow.end_s:
+                continue
+            ended.append(flow)
+            flow.end_s = math.nan  # equal to nothing in the heap
+            self._num_alive -= 1
+            route = flow.route
+            route.carried_bytes += flow.num_bytes
+            del route.flows[flow]
+            self._touched[route] = None
+            if not route.flows:
+                for port in route.ports:
+                    del port.routes[route]
+                    if port.routes:
+                        self._touched.update(port.routes)
+        return ended
+
+    def _refill(self) -> None:
+        now_s = self._clock.now_s
+        while self._touched:
+            first, _ = self._touched.popitem()
+            if not first.flows:
+                continue
+            joined = _joined(first)
+            if len(joined) == 1:
+                first.rate = self._slowest(first) / len(first.flows)
+            else:
+                _fill(joined)
+            for route in joined:
+                self._touched.pop(route, None)
+                rate = route.rate
+                for flow in route.flows:
+                    if flow.rate != rate:
+                        flow.left_bytes = flow.left_at(now_s)
+                        flow.since_s = now_s
+                        flow.rate = rate
+                        flow.end_s = now_s + flow.left_bytes / rate
+                        heapq.heappush(self._ends, (flow.end_s, flow.number, flow))
+
+    def _slowest(self, route: _Route) -> float:
+        if route.known_at != self._num_rate_changes:
+            route.known_at = self._num_rate_changes
+            route.slowest = min(port.rate for port in route.ports)
+        return route.slowest
+
+
+def _checked(port: Port, rate: float) -> float:
+    assert 0 < rate < math.inf, (port, rate)
+    return rate
+
+
+def _joined(first: _Route) -> list[_Route]:
+    """Return the routes in use that common ports join to this one, directly or through others."""
+    joined = [first]
+    seen: set[_Route | _Port] = {first}
+    for route in joined:
+        for port in route.ports:
+            if len(port.routes) > 1 and port not in seen:
+                seen.add(port)
+                more = [other for other in port.routes if other not in seen]
+                joined += more
+                seen.update(more)
+    return joined
+
+
+def _fill(routes: list[_Route]) -> None:
+    """Give each route the rate of its flows, by progressive filling.
+
+    What a port can give to each flow still rising only grows while others fill up, so an old value
+    in the heap is never too high, and the least that is still true is the next port to be full.
+    """
+    ports: dict[_Port, None] = {}
+    for route in routes:
+        route.rate = 0.0
+        ports.update(dict.fromkeys(route.ports))
+    for port in ports:
+        port.left = port.rate
+        port.num_rising = sum([len(route.flows) for route in port.routes])
+    numbered = list(ports)
+    shares = [(port.left / port.num_rising, at) for at, port in enumerate(numbered)]
+    heapq.heapify(shares)
+    num_rising = len(routes)
+    while num_rising:
+        _, at = heapq.heappop(shares)
+        full = numbered[at]
+        if full.num_rising == 0:
+            continue
+        share = full.left / full.num_rising
+        if shares and share > shares[0][0]:
+            heapq.heappush(shares, (share, at))
+            continue
+        for route in full.routes:
+            if route.rate == 0.0:
+                route.rate = share
+                num_rising -= 1
+                num_flows = len(route.flows)
+                for port in route.ports:
+                    port.left -= share * num_flows
+                    port.num_rising -= num_flows

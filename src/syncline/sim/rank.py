@@ -1,0 +1,331 @@
+"""One rank in virtual time: the two lanes of a replica, with a workload in place of a network.
+
+The strategy's hooks are called at the same moments and in the same order as by `replica.py`; what
+they wait for, and how long, is the virtual communicator's business. Forward and backward take the
+time that the workload says, bucket by bucket. Whoever learns does the arithmetic of a whole shard
+in one go, at the moment when forward reads its last bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from syncline.bucket import Bucket, Slot, Step, Update, cut_buckets, cut_strips, view_of
+from syncline.comm.base import Communicator, Partials, Strips, even_cuts
+from syncline.comm.tree import Spread, plan_leaves, shard_range
+from syncline.comm.virtual import VirtualWorld
+from syncline.perf.trace import Recorder, TaskId
+from syncline.sim.clock import Signal
+from syncline.sim.faults import Conditions
+from syncline.sim.lane import VirtualLane
+from syncline.strategies.base import Strategy
+from syncline.update import Hyper
+from syncline.workload import Workload
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all ranks of a simulation have in common."""
+
+    workload: Workload
+    shards: int
+    steps: int
+    bucket_bytes: int
+    overlap: bool = True
+    cuts_parameters: bool = True
+    """Whether the optimizer may update a part of a parameter."""
+    conditions: Conditions = field(default_factory=Conditions)
+
+
+class Learner(Protocol):
+    """Does one rank's arithmetic: the same as a real rank's, on the same data."""
+
+    @property
+    def statistics(self) -> Partials | None:
+        """Running statistics of norm layers, to be averaged over shards."""
+
+    def lay_out(self, rank: VirtualRank, comm: Communicator) -> None:
+        """Put the first parameters in place and give every bucket its optimizer."""
+
+    def compute(self, rank: VirtualRank, step: int, shard: int) -> None:
+        """Run forward and backward of one shard; leave the gradients in the buckets."""
+
+    def hyper(self, step: int) -> Hyper:
+        """Return the optimizer's settings in a step."""
+
+    def flags(self) -> list[float]:
+        """Say what `step_entered` sums over ranks: see `Replica`."""
+
+    def clip(self, rank: VirtualRank, comm: Communicator) -> None:
+        """Clip the gradient, on the comm lane, where the job asks for it."""
+
+    def step_entered(
+        self, rank: VirtualRank, comm: Communicator, step: int, flags: list[float]
+    ) -> None:
+        """Take over what all ranks said."""
+
+
+class VirtualRank:
+    """What a strategy sees of a replica, and the compute lane that drives it."""
+
+    def __init__(
+        self,
+        world: VirtualWorld,
+        number: int,
+        strategy: Strategy,
+        settings: Settings,
+        slots: list[Slot],
+        layers: Sequence[tuple[float, float]],
+        learner: Learner | None,
+        recorder: Recorder,
+    ) -> None:
+        self.rank = number
+        self.world = world
+        self.strategy = strategy
+        self.settings = settings
+        self.slots = slots
+        self.learner = learner
+        self.recorder = recorder
+        self.buckets: list[Bucket] = []
+        self.comm = world.communicator(number)
+        self.step_ends_s: list[float] = []
+        self.waited_s = 0.0
+        self.ended_s = 0.0
+        self._loaded_s = 0.0
+        self.on_step: Callable[[int], None] = lambda step: None
+        self._layers = layers
+        self._clock = world.clock
+        self._me = world.endpoints[number]
+        self._lane = VirtualLane(world.clock, f"comm lane of rank {number}")
+        self._ready: dict[int, Signal] = {}
+        self._last: dict[tuple[str, int], TaskId] = {}
+        self.spread = Spread.even(settings.shards, self.comm.ranks)
+        order = sorted(self.comm.ranks).index(number)
+        self.my_shards = range(*shard_range(settings.shards, self.comm.size, order))
+        self.leaves, _ = plan_leaves(self.spread.nodes[self.comm.position])
+        self.num_slots = self.spread.num_slots
+
+    # What strategies use.
+
+    def lay_out(self, comm: Communicator) -> None:
+        """Put parameters and gradients into a communicator's memory, one strip per position."""
+        self._comm = comm
+        self.buckets = cut_buckets(self.slots, self.settings.bucket_bytes)
+        for bucket in self.buckets:
+            memory = comm.allocate_common(bucket.num_elements, bucket.dtype)
+            slots = [
+                comm.allocate(bucket.num_elements, bucket.dtype) for _ in range(self.num_slots)
+            ]
+            cuts = self._cuts_of(bucket, comm)
+            bucket.parameters = Strips(memory, cuts)
+            bucket.gradient = Partials(slots, cuts, self.spread, 1.0)
+            if self.learner is not None:
+                for slot in bucket.slots:
+                    slot.gradients = [view_of(each.mine, slot) for each in slots]
+        size = len(self.slots) + 1 + self.settings.shards
+        memory = comm.allocate(size, torch.float32)
+        spread = Spread.even(comm.size, comm.ranks)
+        self._flags = Partials([memory], even_cuts(size, comm.size), spread, 1.0)
+        if self.learner is not None:
+            self.learner.lay_out(self, comm)
+        for bucket in self.buckets:
+            low, high = bucket.parameters.cuts[comm.position : comm.position + 2]
+            size_bytes = (high - low) * bucket.dtype.itemsize
+            seconds = size_bytes / self.world.cluster.update_bytes_per_s
+            inner = bucket.update if self.learner is not None else None
+            bucket.update = _TimedUpdate(self, inner, seconds)
+
+    def _cuts_of(self, bucket: Bucket, comm: Communicator) -> tuple[int, ...]:
+        key = (comm.ranks, bucket.index)
+        cuts = self.world.cuts.get(key)
+        if cuts is None:
+            inside = self.settings.cuts_parameters
+            cuts = cut_strips(bucket, comm.size, inside_parameters=inside, num_owners=comm.size)
+            self.world.cuts[key] = cuts
+        return cuts
+
+    # The compute lane.
+
+    def live(self) -> None:
+        """Take all steps, as one process of the clock."""
+        settings, conditions = self.settings, self.settings.conditions
+        self._lane.submit(self.strategy.start, self, self.comm)
+        self._lane.drain()
+        self._times = times_of(self.buckets, self._layers)
+        for bucket in self.buckets:
+            self._ready[bucket.index] = Signal(self._clock)
+            self._ready[bucket.index].set()
+        for step in range(settings.steps):
+            if conditions.dies(self.rank, step):
+                self._me.died = f" (died at step {step})"
+                self._lane.stop()
+                return
+            self._load(step)
+            pause_s = conditions.pause_s(self.rank, step)
+            if pause_s:
+                self._spend("pause", -1, step, pause_s)
+            self._compute(step, conditions.factor(self.rank, step))
+            self._step(step)
+            self.step_ends_s.append(self._clock.now_s)
+            self.on_step(step + 1)
+        for bucket in self.buckets:
+            self._await(bucket, settings.steps)
+        self.ended_s = self._clock.now_s
+
+    def _load(self, step: int) -> None:
+        """Wait for the step's input, which is loaded while the step before it runs."""
+        input_s = self.settings.workload.input_s
+        if input_s:
+            started = self._clock.now_s
+            self._loaded_s = max(started, self._loaded_s + input_s)
+            if self._loaded_s > started:
+                self._spend("input", -1, step, self._loaded_s - started)
+
+    def _compute(self, step: int, factor: float) -> None:
+        """Run forward and backward of every shard; send buckets as the last one finishes them."""
+        first, last = self.my_shards[0], self.my_shards[-1]
+        for shard in self.my_shards:
+            for bucket, (forward_s, _) in zip(self.buckets, self._times, strict=True):
+                if shard == first:
+                    self._await(bucket, step)
+                self._spend("forward", bucket.index, step, forward_s * factor)
+            if self.learner is not None:
+                self.learner.compute(self, step, shard)
+            for bucket, (_, backward_s) in zip(
+                reversed(self.buckets), reversed(self._times), strict=True
+            ):
+                self._spend("backward", bucket.index, step, backward_s * factor)
+                if shard == last and self.settings.overlap:
+                    self._send(bucket, step)
+
+    def _send(self, bucket: Bucket, step: int) -> None:
+        cause = self._last.get(("backward", bucket.index))
+        self._lane.submit(self._run_gradient_ready, bucket, step, cause)
+
+    def _step(self, step: int) -> None:
+        if not self.settings.overlap:
+            for bucket in reversed(self.buckets):
+                self._send(bucket, step)
+        cause = self._last.get(("backward", 0))
+        if self.learner is not None:
+            self._lane.submit(self.learner.clip, self, self._comm)
+        flags = self.learner.flags() if self.learner is not None else []
+        hyper = self.learner.hyper(step) if self.learner is not None else []
+        self._lane.submit(self._run_step_entered, step, flags, cause)
+        for bucket in self.buckets:
+            self._ready[bucket.index] = Signal(self._clock)
+            self._lane.submit(self._run_before_use, bucket, step, hyper)
+        if not self.settings.overlap:
+            started = self._clock.now_s
+            self._lane.drain()
+            self.waited_s += self._clock.now_s - started
+
+    def _spend(self, kind: str, bucket: int, step: int, seconds: float) -> None:
+        started = self._clock.now_s
+        if seconds:
+            self._clock.sleep(seconds)
+        self._record("compute", kind, bucket, step, started, self._last.get(("wait", bucket)))
+
+    def _await(self, bucket: Bucket, step: int) -> None:
+        ready = self._ready[bucket.index]
+        if not ready.is_set:
+            started = self._clock.now_s
+            ready.wait(
+                lambda: f"rank {self.rank}, step {step}, forward: waits for bucket {bucket.index}"
+            )
+            self.waited_s += self._clock.now_s - started
+            after = self._last.get(("gather", bucket.index))
+            self._record("compute", "wait", bucket.index, step, started, after)
+
+    # The comm lane.
+
+    def _begin(self, phase: str, bucket: int, step: int, cause: TaskId | None) -> float:
+        place = f"bucket {bucket} of " if bucket >= 0 else ""
+        self._me.doing = f"rank {self.rank}, {phase} of {place}step {step}"
+        self._me.cause, self._me.waited_for = cause, None
+        return self._clock.now_s
+
+    def _run_gradient_ready(self, bucket: Bucket, step: int, cause: TaskId | None) -> None:
+        started = self._begin("reduce", bucket.index, step, cause)
+        self.strategy.gradient_ready(bucket)
+        self._record("comm", "reduce", bucket.index, step, started, cause, self._me.waited_for)
+
+    def _run_step_entered(self, step: int, flags: list[float], cause: TaskId | None) -> None:
+        started = self._begin("step", -1, step, cause)
+        learner = self.learner
+        if learner is not None:
+            self._flags.slots[0].mine.copy_(torch.tensor(flags))
+        statistics = learner.statistics if learner is not None else None
+        self.strategy.step_entered(Step(step, self._flags, statistics))
+        if learner is not None:
+            learner.step_entered(self, self._comm, step, self._flags.result.tolist())
+        self._record("comm", "step", -1, step, started, cause, self._me.waited_for)
+
+    def _run_before_use(self, bucket: Bucket, step: int, hyper: Hyper) -> None:
+        cause = self._last.get(("step", -1))
+        started = self._begin("update", bucket.index, step, cause)
+        bucket.update.hyper = hyper
+        self.strategy.before_use(bucket)
+        bucket.step += 1
+        before = self._last.get(("reduce", bucket.index))
+        waited_for = self._me.waited_for
+        self._record("comm", "gather", bucket.index, step, started, before, cause, waited_for)
+        self._ready[bucket.index].set()
+
+    def _record(
+        self, lane: str, kind: str, bucket: int, step: int, started: float, *after: TaskId | None
+    ) -> None:
+        before = self._last.get((lane, -2))
+        known = dict.fromkeys(task for task in (before, *after) if task is not None)
+        number = self.recorder.add(lane, kind, bucket, step, started, tuple(known))
+        self._last[kind, bucket] = self._last[lane, -2] = (self.rank, number)
+
+
+def times_of(
+    buckets: Sequence[Bucket], layers: Sequence[tuple[float, float]]
+) -> list[tuple[float, float]]:
+    """Add up the layers' times by bucket; `layers[k]` belongs to the slot with number k."""
+    return [
+        (
+            sum(layers[slot.number][0] for slot in bucket.slots),
+            sum(layers[slot.number][1] for slot in bucket.slots),
+        )
+        for bucket in buckets
+    ]
+
+
+class _TimedUpdate:
+    """An update that takes time, and does something if somebody learns."""
+
+    def __init__(self, rank: VirtualRank, inner: Update | None, seconds: float) -> None:
+        self._clock = rank.world.clock
+        self._inner = inner
+        self._seconds = seconds
+        self.hyper: list[dict[str, Any]] = []
+
+    def run(self) -> None:
+        if self._inner is not None:
+            self._inner.hyper = self.hyper
+            self._inner.run()
+        if self._seconds:
+            self._clock.sleep(self._seconds)
+
+    def keep(self) -> None:
+        raise NotImplementedError("updates are not taken early in virtual time")
+
+    undo = keep
+
+    def leave_out(self, numbers: Set[int]) -> None:
+        if self._inner is not None:
+            self._inner.leave_out(numbers)
+
+    def held_of(self, slot: Slot) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        return self._inner.held_of(slot) if self._inner is not None else iter(())
+
+    def load_state(self, slot: Slot, state: dict[str, Any]) -> None:
+        if self._inner is not None:
+            self._inner.load_state(slot, state)

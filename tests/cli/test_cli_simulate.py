@@ -1,0 +1,83 @@
+"""`syncline simulate` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from syncline.perf.trace import Trace
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits.toml"
+
+
+def simulate(*arguments, status=0):
+    done = subprocess.run(
+        [sys.executable, "-m", "syncline", "simulate", str(DIGITS), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == status, done.stderr
+    return done.stdout if status == 0 else done.stderr
+
+
+def test_a_table_says_what_is_compared_with_what():
+    shown = simulate("--ranks", "8", "--machines", "2")
+    assert "cnn, synchronous, 8 ranks on 2 machines, simulated:" in shown
+    for word in ("step", "one rank alone, the same batch", "speed-up", "exposed communication"):
+        assert word in shown
+
+
+def test_the_trace_is_the_same_twice_and_can_be_read_back(tmp_path):
+    paths = [tmp_path / "one", tmp_path / "two"]
+    jitter = [
+        "--set",
+        "cluster.jitter=exponential",
+        "--set",
+        'cluster.faults=[{rank=1, step=2, kind="slow", factor=5.0}]',
+    ]
+    for path in paths:
+        found = json.loads(simulate("--ranks", "4", "--trace", str(path), "--json", *jitter))
+        assert found["efficiency"] == pytest.approx(found["speed_up"] / 4)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    tasks = Trace.read(paths[0]).tasks
+    assert {task.rank for task in tasks} == {0, 1, 2, 3}
+    assert {task.step for task in tasks if task.kind == "reduce"} == set(range(10))
+
+
+def test_learning_reports_loss_accuracy_and_weights():
+    found = json.loads(simulate("--ranks", "8", "--learn", "--json", "--set", "run.steps=21"))
+    assert (found["ranks"], found["shards"], found["steps"]) == (8, 8, 21)
+    assert 0 < found["loss"] < 3
+    assert 0.1 < found["accuracy"] <= 1
+    assert len(found["weights_sha256"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--ranks", "8", "--machines", "3"), "cluster.machines: got 3 with 8 ranks, but each"),
+        (("--set", "cluster.preset=10gbits"), 'cluster.preset: got "10gbits", but'),
+        (("--set", "cluster.rate=1e9"), "cluster.rate: "),
+        (
+            ("--set", 'cluster.faults=[{rank=9, step=1, kind="death"}]'),
+            "cluster.faults[0].rank: got rank 9",
+        ),
+        (("--trace", "/nowhere/trace"), "--trace: there is no folder /nowhere, but"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(arguments, expected):
+    said = simulate(*arguments, status=2)
+    assert said.startswith(f"syncline: {expected}"), said
+    assert said.count("\n") == 1
+
+
+def test_a_death_that_stops_a_synchronous_run_is_told_in_one_line():
+    death = 'cluster.faults=[{rank=1, step=1, kind="death"}]'
+    said = simulate("--ranks", "2", "--set", death, status=1)
+    assert "waits for rank 1 (died at step 1)" in said
+    assert said.count("\n") == 1

@@ -1,0 +1,128 @@
+"""What a collective costs, against cases worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from syncline.cluster import Link
+from syncline.comm import network, shared_memory
+from syncline.perf import cost
+from syncline.perf.cost import Phase, plan, seconds
+
+INSIDE = Link(latency_s=2e-6, rate_bytes_per_s=1e10)
+ACROSS = Link(latency_s=5e-5, rate_bytes_per_s=1e9)
+KB, MB = 1e3, 1e6
+
+
+def time_of(what, size_bytes, machines, ranks_per_machine, algorithm="direct"):
+    phases = plan(
+        what,
+        size_bytes,
+        machines=machines,
+        ranks_per_machine=ranks_per_machine,
+        algorithm=algorithm,
+    )
+    return seconds(phases, inside=INSIDE, across=ACROSS)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 100])
+def test_a_ring_all_reduce_is_the_textbook_formula(n):
+    alpha, beta = ACROSS.latency_s, 1 / ACROSS.rate_bytes_per_s
+    expected = 2 * (n - 1) * alpha + 2 * (n - 1) / n * 8 * MB * beta
+    assert time_of("all_reduce", 8 * MB, n, 1, "ring") == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 100])
+def test_a_direct_all_reduce_has_two_rounds_whatever_the_number_of_ranks(n):
+    alpha, beta = ACROSS.latency_s, 1 / ACROSS.rate_bytes_per_s
+    expected = 2 * alpha + 2 * (n - 1) / n * 8 * MB * beta
+    assert time_of("all_reduce", 8 * MB, n, 1) == pytest.approx(expected, rel=1e-12)
+
+
+def test_four_machines_by_hand():
+    # 8 MB over 4: strips of 2 MB, 3 of them each way: 6 MB at 1 GB/s = 6 ms.
+    assert time_of("reduce_scatter", 8 * MB, 4, 1) == pytest.approx(0.05e-3 + 6e-3)
+    assert time_of("all_gather", 8 * MB, 4, 1) == pytest.approx(0.05e-3 + 6e-3)
+    # On a ring 3 rounds instead of 1.
+    assert time_of("reduce_scatter", 8 * MB, 4, 1, "ring") == pytest.approx(0.15e-3 + 6e-3)
+    # Reduce: the strips, then the root gets 3 of them. Broadcast: the other way round.
+    assert time_of("reduce", 8 * MB, 4, 1) == pytest.approx(2 * 0.05e-3 + 12e-3)
+    assert time_of("broadcast", 8 * MB, 4, 1) == pytest.approx(2 * 0.05e-3 + 12e-3)
+    assert time_of("broadcast", 8 * MB, 4, 1, "ring") == pytest.approx((1 + 3) * 0.05e-3 + 12e-3)
+    # Small: 40 kB to each of 3 peers = 120 kB = 0.12 ms, in one round.
+    assert time_of("all_reduce", 40 * KB, 4, 1) == pytest.approx(0.05e-3 + 0.12e-3)
+    assert time_of("broadcast", 40 * KB, 4, 1) == pytest.approx(0.05e-3 + 0.12e-3)
+    # A barrier: 4 bytes to each of 3 peers.
+    assert time_of("barrier", 0, 4, 1) == pytest.approx(0.05e-3 + 12e-9)
+
+
+def test_one_machine_of_four_by_hand():
+    # 8 MB over 4: each reads 3 strips of 2 MB at 10 GB/s = 0.6 ms, after a meeting of 2 us.
+    assert time_of("reduce_scatter", 8 * MB, 1, 4) == pytest.approx(2e-6 + 0.6e-3)
+    # Parameters are common memory.
+    assert time_of("all_gather", 8 * MB, 1, 4) == pytest.approx(2e-6)
+    assert time_of("barrier", 0, 1, 4) == pytest.approx(2e-6)
+    # What was summed is not: the strips are copied.
+    assert time_of("all_reduce", 8 * MB, 1, 4) == pytest.approx(2 * (2e-6 + 0.6e-3))
+    assert time_of("reduce", 8 * MB, 1, 4) == pytest.approx(2 * (2e-6 + 0.6e-3))
+    # Small: each reads 40 kB from 3 peers = 12 us.
+    assert time_of("all_reduce", 40 * KB, 1, 4) == pytest.approx(2e-6 + 12e-6)
+    # Broadcast: 8 pieces of 2**20 bytes (7.63 rounded up), written, then read: 0.8 ms each.
+    assert time_of("broadcast", 8 * MB, 1, 4) == pytest.approx(2 * (8 * 2e-6 + 0.8e-3))
+    assert time_of("broadcast", 0, 1, 4) == 0.0
+
+
+def test_two_machines_of_four_term_by_term():
+    # S = 8 MB, g = 4, m = 2. Inside: a column is 2 MB, 3 peers' of it are read: 6 MB.
+    # Across: a rank sends half its column, 1 MB; 4 ranks share the port: 4 MB.
+    columns = Phase("inside", 1, 6 * MB)
+    strips = Phase("across", 1, 4 * MB)
+    meeting = Phase("inside", 1, 0.0)
+    two_by_four = {"machines": 2, "ranks_per_machine": 4}
+    assert plan("reduce_scatter", 8 * MB, **two_by_four) == (columns, strips)
+    assert plan("all_gather", 8 * MB, **two_by_four) == (strips, meeting)
+    assert plan("all_reduce", 8 * MB, **two_by_four) == (columns, strips, strips, columns)
+    assert plan("reduce", 8 * MB, **two_by_four) == (columns, strips, strips, columns)
+    # 2 us + 6 MB / 10 GB/s + 50 us + 4 MB / 1 GB/s, twice.
+    assert time_of("all_reduce", 8 * MB, 2, 4) == pytest.approx(2 * (2e-6 + 0.6e-3 + 50e-6 + 4e-3))
+    # Broadcast: the root deals 4 MB to the other machine, they gather 4 MB, each machine copies.
+    copies = Phase("inside", 8, 8 * MB)
+    assert plan("broadcast", 8 * MB, **two_by_four) == (strips, strips, copies, copies)
+    # Barrier: 4 ranks send 4 bytes to their one peer each.
+    assert plan("barrier", 0, **two_by_four) == (meeting, Phase("across", 1, 16), meeting)
+
+
+def test_a_ring_across_leaves_the_inside_alone():
+    ring = plan("all_reduce", 9 * MB, machines=3, ranks_per_machine=3, algorithm="ring")
+    # m - 1 = 2 rounds and 2/3 of 9 MB for each half.
+    half = Phase("across", 2, 6 * MB)
+    columns = Phase("inside", 1, 6 * MB)
+    assert ring == (columns, half, half, columns)
+
+
+@pytest.mark.parametrize("algorithm", cost.ALGORITHMS)
+@pytest.mark.parametrize("what", cost.COLLECTIVES)
+def test_a_world_of_one_pays_nothing(what, algorithm):
+    assert plan(what, MB, machines=1, ranks_per_machine=1, algorithm=algorithm) == ()
+
+
+@pytest.mark.parametrize("algorithm", cost.ALGORITHMS)
+@pytest.mark.parametrize("machines", [2, 5])
+def test_halves_of_an_all_reduce_add_up_to_it_across_machines(machines, algorithm):
+    world = {"machines": machines, "ranks_per_machine": 1, "algorithm": algorithm}
+    halves = plan("reduce_scatter", MB, **world) + plan("all_gather", MB, **world)
+    assert plan("all_reduce", MB, **world) == halves
+
+
+def test_what_is_small_is_what_the_communicators_call_small():
+    assert cost.SMALL_BYTES == 4 * network._SMALL_ELEMENTS == 4 * shared_memory._SMALL_ELEMENTS
+    assert cost.PIECE_BYTES == shared_memory._SCRATCH_BYTES
+    assert len(plan("all_reduce", cost.SMALL_BYTES, machines=2, ranks_per_machine=1)) == 1
+    assert len(plan("all_reduce", cost.SMALL_BYTES + 4, machines=2, ranks_per_machine=1)) == 2
+
+
+def test_unknown_names_are_refused_with_those_there_are():
+    with pytest.raises(ValueError, match=r"'all_to_all'; there are all_gather, all_reduce"):
+        plan("all_to_all", MB, machines=2, ranks_per_machine=1)
+    with pytest.raises(ValueError, match=r"'tree'; there are direct, ring"):
+        plan("reduce", MB, machines=2, ranks_per_machine=1, algorithm="tree")

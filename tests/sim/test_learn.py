@@ -1,0 +1,147 @@
+"""Learning in virtual time: the bits of real runs, and little beside autograd."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from syncline.config import parse_job
+from syncline.sim.faults import Conditions, Jitter
+from syncline.sim.learn import Learning
+from syncline.sim.run import simulate
+from syncline.workload import derive
+from worlds import cluster
+
+ROOT = Path(__file__).parents[2]
+DIGITS = ROOT / "examples" / "digits.toml"
+
+
+def learn(*sets, ranks, per_machine=1, model=None, **options):
+    """Run the digits job on virtual ranks."""
+    job = parse_job(DIGITS.read_text(), sets=("run.steps=24", *sets)).resolved(ranks)
+    learning = Learning(job)
+    if model is not None:
+        learning = with_model(job, model)
+    shards = learning.shards
+    workload = derive(
+        learning.model, learning.data.sample_shape, job.data.batch // shards, 1e9, 0.0, "digits"
+    )
+    return simulate(
+        workload,
+        cluster(ranks, per_machine, rate=1e6, latency_s=1e-4),
+        steps=learning.order.total,
+        shards=shards,
+        learning=learning,
+        **options,
+    )
+
+
+def with_model(job, build):
+    """Learn with a network that is not among ours."""
+    import syncline.sim.learn as module
+
+    original = module.build_model
+    try:
+        torch.manual_seed(0)
+        module.build_model = lambda job, dataset: build()
+        return Learning(job)
+    finally:
+        module.build_model = original
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """A real run of the same job, as a user would start it."""
+    folder = tmp_path_factory.mktemp("real") / "run"
+    done = subprocess.run(
+        [
+            sys.executable,
+            *f"-m syncline train {DIGITS} --ranks 2 --json --out {folder}".split(),
+            *("--set", "run.steps=24"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_weights_are_those_of_a_real_run(real, ranks):
+    # The example has batch norm and dropout.
+    found = learn(ranks=ranks)
+    assert found.weights_sha256 == real["weights_sha256"]
+    assert found.losses[-1] == real["loss"]
+    assert (found.test_loss, found.accuracy) == (real["test_loss"], real["accuracy"])
+
+
+def test_neither_machines_nor_jitter_nor_overlap_change_a_bit(real):
+    jitter = Conditions(jitter=Jitter(kind="lognormal", sigma=0.5))
+    found = learn(ranks=8, per_machine=4, conditions=jitter, bucket_bytes=10_000)
+    assert found.weights_sha256 == real["weights_sha256"]
+    assert learn(ranks=2, overlap=False).weights_sha256 == real["weights_sha256"]
+
+
+@pytest.mark.parametrize("clip", ["optimizer.clip_norm=0.5", "optimizer.name=adamw"])
+def test_clipping_and_other_optimizers_give_one_hash_for_any_number_of_ranks(clip):
+    sets = [clip]
+    if "adamw" in clip:
+        sets += ["optimizer.momentum=", "optimizer.lr=0.01"]
+    found = {learn(*sets, ranks=ranks).weights_sha256 for ranks in (1, 3, 4)}
+    assert len(found) == 1
+
+
+class Counting(nn.Module):
+    """A buffer that is no running statistic, and a layer that some steps leave out."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(64, 10), nn.Linear(64, 10)])
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if self.training:
+            self.seen += x.mean()
+        second = x.is_meta or self.seen.item() > 1.0 or not self.training
+        return self.layers[0](x) + (self.layers[1](x) if second else 0.0)
+
+
+def test_other_buffers_and_layers_left_out_give_one_hash_for_any_number_of_ranks():
+    found = {learn(ranks=ranks, model=Counting).weights_sha256 for ranks in (1, 2, 4)}
+    assert len(found) == 1
+
+
+def test_many_ranks_learn_in_little_memory_and_spend_their_time_in_autograd():
+    """128 ranks of the cnn with 0.8 M parameters, in a process of its own."""
+    program = f"""
+import json, resource, sys
+sys.path.insert(0, {str(ROOT / "tests")!r})
+from syncline.config import parse_job
+from syncline.sim.learn import Learning
+from syncline.sim.run import simulate
+from syncline.workload import derive
+from worlds import cluster
+sets = ["run.steps=3", "data.name=synthetic", "data.sample_shape=[1, 28, 28]", "data.classes=10",
+        "data.samples=4096", "data.batch=4096", "strategy.shards=128", "optimizer.warmup_steps=0"]
+job = parse_job(open({str(DIGITS)!r}).read(), sets=sets).resolved(128)
+learning = Learning(job)
+workload = derive(learning.model, learning.data.sample_shape, 32, 1e10)
+found = simulate(workload, cluster(128, rate=1e9), steps=3, shards=128, learning=learning)
+print(json.dumps([sum(p.numel() for p in learning.model.parameters()), found.wall_s,
+                  found.autograd_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200
+    )
+    num_parameters, wall_s, autograd_s, peak_bytes = json.loads(done.stdout)
+    assert num_parameters > 790_000
+    assert peak_bytes < 4e9
+    assert autograd_s > 0.85 * wall_s

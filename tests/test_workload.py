@@ -1,0 +1,234 @@
+"""A workload: operations counted by hand, layers in order of use, files that come back."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from syncline import models, workload
+from syncline.checkpoint import digest_of
+from syncline.errors import ConfigError
+from syncline.workload import Layer, Workload, derive
+
+
+def size_of(model):
+    return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def test_a_linear_layer_counted_by_hand():
+    # Forward 2 * 8 * 3 * 5; backward the gradient of the weights alone: nothing needs the input's.
+    found = derive(nn.Linear(3, 5), (3,), batch=8, flops_per_s=10.0)
+    assert found == Workload("Linear", (Layer("", 80, 24.0, 24.0),), 0.0)
+
+
+def test_a_second_linear_layer_also_passes_a_gradient_on():
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    found = derive(model, (3,), batch=8, flops_per_s=1.0, input_s=0.5, name="two")
+    assert found == Workload(
+        "two", (Layer("0", 80, 240.0, 240.0), Layer("2", 48, 160.0, 320.0)), 0.5
+    )
+    assert (found.forward_s, found.backward_s, found.size_bytes) == (400.0, 560.0, 128)
+
+
+def test_a_convolution_counted_by_hand():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.Conv2d(4, 2, 1, bias=False))
+    found = derive(model, (3, 10, 10), batch=2, flops_per_s=1.0)
+    first = 2 * (2 * 8 * 8) * 4 * (3 * 3 * 3)
+    second = 2 * (2 * 8 * 8) * 2 * 4
+    assert found.layers == (
+        Layer("0", 4 * 4 * 27, first, first),
+        Layer("1", 4 * 8, second, 2 * second),
+    )
+
+
+def test_what_has_no_parameters_belongs_to_the_layer_before_it():
+    class Attends(nn.Module):
+        def forward(self, x):
+            return x @ x.transpose(1, 2)
+
+    model = nn.Sequential(Attends(), nn.Linear(4, 4), Attends(), nn.Linear(4, 1))
+    found = derive(model, (4, 4), batch=1, flops_per_s=1.0)
+    product, linear = 2 * 4 * 4 * 4, 2 * 4 * 4 * 4
+    assert [layer.forward_s for layer in found.layers] == [
+        product + linear + product,  # nothing is before the first, so it is the first layer's too
+        2 * 4 * 4 * 1,
+    ]
+
+
+def test_layers_stand_in_the_order_of_their_first_use_and_what_is_not_used_at_the_end():
+    class Crooked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.unused = nn.Linear(7, 7)
+            self.last = nn.Linear(4, 4)
+            self.first = nn.Linear(4, 4)
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            x = self.first(x)
+            x = self.last(x) * self.scale
+            return self.first(x)
+
+    found = derive(Crooked(), (4,), batch=3, flops_per_s=1.0)
+    assert [(layer.name, layer.size_bytes) for layer in found.layers] == [
+        ("", 16),  # it is entered before what is inside it
+        ("first", 80),
+        ("last", 80),
+        ("unused", 224),
+    ]
+    once = 2 * 3 * 4 * 4
+    # The second use of `first` passes after `last` has begun.
+    assert [layer.forward_s for layer in found.layers] == [0, once, 2 * once, 0]
+    assert found.layers[-1].backward_s == 0
+
+
+def test_parameters_used_without_calling_their_module_are_seen():
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = attention
+
+        def forward(self, x):
+            return self.inner(x, x, x)[0]
+
+    found = derive(Own(), (5, 8), batch=2, flops_per_s=1.0)
+    assert [layer.name for layer in found.layers] == ["inner", "inner.out_proj"]
+    assert found.layers[1].forward_s == 2 * (2 * 5) * 8 * 8
+
+
+def test_tied_weights_are_counted_once_where_they_are_used_first():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.decode = nn.Linear(4, 6)
+            self.encode = nn.Linear(6, 4, bias=False)
+            self.encode.weight = nn.Parameter(torch.zeros(4, 6))
+            self.decode.weight = nn.Parameter(torch.zeros(6, 4))
+            self.again = nn.Linear(6, 4, bias=False)
+            self.again.weight = self.encode.weight
+
+        def forward(self, x):
+            return self.again(self.decode(self.encode(x)))
+
+    model = Tied()
+    found = derive(model, (6,), batch=1, flops_per_s=1.0)
+    assert [(layer.name, layer.size_bytes, layer.forward_s) for layer in found.layers] == [
+        ("encode", 96, 48),
+        ("decode", 96 + 24, 48),
+        ("again", 0, 48),
+    ]
+    assert found.size_bytes == size_of(model)
+    # The sum over both uses is there when the first use's backward is done.
+    assert [layer.backward_s for layer in found.layers] == [48, 96 + 96, 0]
+
+
+def test_frozen_layers_leave_their_work_to_the_layer_whose_gradient_comes_next():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].requires_grad_(False)
+    found = derive(model, (4,), batch=1, flops_per_s=1.0)
+    assert [layer.backward_s for layer in found.layers] == [32 + 32, 0]
+    assert found.size_bytes == size_of(model)
+
+
+def test_backward_takes_twice_the_time_where_it_cannot_be_run():
+    class Blind(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).detach()
+
+    assert derive(Blind(3, 5), (3,), 8, 1.0).layers == (Layer("", 80, 240.0, 480.0),)
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_every_network_can_be_derived(name):
+    size = models.LEAST_PX.get(name, 8)
+    shape = (3, max(size, 8), max(size, 8)) if name in models.LEAST_PX else (64,)
+    with torch.device("meta"):
+        model = models.build(name, shape, 10)
+    found = derive(model, shape, batch=2, flops_per_s=1e9, name=name)
+    assert found.size_bytes == size_of(model)
+    assert found.forward_s > 0
+    # All but the first layer have two products in backward for one in forward.
+    assert found.forward_s < found.backward_s <= 2 * found.forward_s
+    owners = [n for n, m in model.named_modules() if list(m.parameters(recurse=False))]
+    assert [layer.name for layer in found.layers] == owners
+
+
+def test_the_model_is_not_touched():
+    model = models.build("cnn", (1, 8, 8), 10, batch_norm=True).eval()
+    before, twin = digest_of(model.state_dict()), copy.deepcopy(model)
+    generator = torch.get_rng_state()
+    derive(model, (1, 8, 8), batch=2, flops_per_s=1e9)
+    assert digest_of(model.state_dict()) == before
+    assert not model.training
+    assert all(p.grad is None and p.device.type == "cpu" for p in model.parameters())
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), generator)
+    x = torch.ones(1, 1, 8, 8)
+    assert torch.equal(model(x), twin(x))
+
+
+def test_a_model_that_needs_values_is_refused_with_a_way_out():
+    class Looks(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if x.sum().item() > 0 else functional.relu(x)
+
+    with pytest.raises(ConfigError, match=r"^model: forward fails without data .* measure the"):
+        derive(Looks(3, 3), (3,), 1, 1.0)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_a_workload_comes_back_from_its_file(tmp_path):
+    saved = Workload("x", (Layer("a", 3, 0.1, 1e-9), Layer("b", 0, 0.0, 1e300)), 0.25)
+    workload.write(saved, tmp_path / "x.json")
+    assert workload.read(tmp_path / "x.json") == saved
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "Input data was truncated"),
+        ("{", "Input data was truncated"),
+        ("[]", "Expected `object`, got `array`"),
+        ('{"name": "x"}', "missing required field `layers`"),
+        ('{"name": "x", "layers": [], "nodes": 3}', "unknown field `nodes`"),
+        (
+            '{"name": "x", "layers": [{"name": "a", "size_bytes": -1,'
+            ' "forward_s": 0, "backward_s": 0}]}',
+            "Expected `int` >= 0 - at `$.layers[0].size_bytes`",
+        ),
+        (
+            '{"name": "x", "layers": [{"name": "a", "size_bytes": 1,'
+            ' "forward_s": NaN, "backward_s": 0}]}',
+            "malformed",
+        ),
+    ],
+)
+def test_a_file_that_holds_no_workload_is_refused(tmp_path, text, found):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        workload.read(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert found in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot be read \(no such file or directory\)"):
+        workload.read(tmp_path / "nowhere.json")
+
+
+def test_a_workload_is_read_without_torch():
+    code = "import sys, syncline.workload; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

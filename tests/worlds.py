@@ -1,0 +1,52 @@
+"""Small simulations with numbers that can be worked out by hand."""
+
+from __future__ import annotations
+
+import json
+
+from syncline.cluster import Cluster, Link
+from syncline.comm.virtual import VirtualWorld
+from syncline.sim.clock import Clock
+from syncline.workload import Layer, Workload
+
+
+def cluster(ranks, ranks_per_machine=1, rate=1000.0, latency_s=0.0, **others):
+    """Links that carry 1000 bytes a second, and updates that take no time."""
+    settings = {
+        "network": Link(latency_s=latency_s, rate_bytes_per_s=rate),
+        "inside": Link(latency_s=latency_s, rate_bytes_per_s=rate),
+        "flops_per_s": 1e9,
+        "update_bytes_per_s": float("inf"),
+    }
+    return Cluster(
+        machines=ranks // ranks_per_machine,
+        ranks_per_machine=ranks_per_machine,
+        **settings | others,
+    )
+
+
+def workload(*layers, input_s=0.0):
+    """Layers as (bytes, forward seconds, backward seconds)."""
+    named = [
+        Layer(name=f"layer{k}", size_bytes=b, forward_s=f, backward_s=w)
+        for k, (b, f, w) in enumerate(layers)
+    ]
+    return Workload(name="by hand", layers=tuple(named), input_s=input_s)
+
+
+def run_virtual(size, work, machines=1):
+    """Run work(comm) as one process per virtual rank; return what each returned."""
+    clock = Clock()
+    world = VirtualWorld(
+        clock, cluster(size, size // machines, rate=1e6), learns=True, algorithm="direct"
+    )
+    results = {}
+
+    def live(rank):
+        results[rank] = work(world.communicator(rank))
+
+    for rank in range(size):
+        clock.spawn(f"rank {rank}", live, rank)
+    clock.run()
+    # Through JSON, as results of real ranks come.
+    return json.loads(json.dumps([results[rank] for rank in range(size)]))
