@@ -1,6 +1,6 @@
-"""Turn what `benchmarks.step --json` wrote into the tables of docs/benchmarks.md.
+"""Turn what `benchmarks.step --json` or `benchmarks.wire --json` wrote into tables for the docs.
 
-python -m benchmarks.markdown FILE
+python -m benchmarks.markdown FILE ...
 """
 
 from __future__ import annotations
@@ -42,8 +42,39 @@ def rows_of(comparison: dict[str, Any]) -> list[str]:
     return lines
 
 
+def wire_table(case: dict[str, Any]) -> list[str]:
+    """Write one case of the wire benchmark, a line for each arm."""
+    arms, ideal_s = case["arms"], case["ideal_s"]
+    ddp_s = min(row["step_s"] for arm, row in arms.items() if arm.startswith("ddp "))
+    title = f"{case['case']}; ideal {ideal_s * 1e3:.0f} ms"
+    lines = [
+        f"| {title} | step, ms | of ideal | against best DDP | bytes | CPU, ms |",
+        "|---|---|---|---|---|---|",
+    ]
+    for arm, row in arms.items():
+        step, least, most = (row[key] * 1e3 for key in ("step_s", "least_s", "most_s"))
+        cells = [
+            arm,
+            f"{step:.0f} ({least:.0f} to {most:.0f})",
+            f"{row['step_s'] / ideal_s:.3f}",
+            f"{ddp_s / row['step_s']:.2f}",
+            f"{row['sent_bytes'] / case['least_bytes']:.3f}",
+            f"{row['cpu_s'] * 1e3:.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def main() -> None:
-    found = json.loads(Path(sys.argv[1]).read_text())
+    for path in sys.argv[1:]:
+        found = json.loads(Path(path).read_text())
+        for case in found.get("cases", ()):
+            print("\n".join(["", *wire_table(case)]))
+        if "comparisons" in found:
+            print_steps(found)
+
+
+def print_steps(found: dict[str, Any]) -> None:
     workload = None
     for comparison in found["comparisons"]:
         if comparison["workload"] != workload:

@@ -16,7 +16,7 @@ from syncline.sim.faults import Conditions, Jitter
 from syncline.sim.learn import Learning
 from syncline.sim.run import simulate
 from syncline.workload import derive
-from worlds import cluster
+from worlds import cluster, run_program
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits.toml"
@@ -94,7 +94,7 @@ def test_clipping_and_other_optimizers_give_one_hash_for_any_number_of_ranks(cli
     sets = [clip]
     if "adamw" in clip:
         sets += ["optimizer.momentum=", "optimizer.lr=0.01"]
-    found = {learn(*sets, ranks=ranks).weights_sha256 for ranks in (1, 3, 4)}
+    found = {learn(*sets, ranks=ranks).weights_sha256 for ranks in (1, 3)}
     assert len(found) == 1
 
 
@@ -122,8 +122,7 @@ def test_other_buffers_and_layers_left_out_give_one_hash_for_any_number_of_ranks
 def test_many_ranks_learn_in_little_memory_and_spend_their_time_in_autograd():
     """128 ranks of the cnn with 0.8 M parameters, in a process of its own."""
     program = f"""
-import json, resource, sys
-sys.path.insert(0, {str(ROOT / "tests")!r})
+import json, resource
 from syncline.config import parse_job
 from syncline.sim.learn import Learning
 from syncline.sim.run import simulate
@@ -138,10 +137,7 @@ found = simulate(workload, cluster(128, rate=1e9), steps=3, shards=128, learning
 print(json.dumps([sum(p.numel() for p in learning.model.parameters()), found.wall_s,
                   found.autograd_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200
-    )
-    num_parameters, wall_s, autograd_s, peak_bytes = json.loads(done.stdout)
+    num_parameters, wall_s, autograd_s, peak_bytes = json.loads(run_program(program))
     assert num_parameters > 790_000
     assert peak_bytes < 4e9
     assert autograd_s > 0.85 * wall_s
