@@ -136,6 +136,21 @@ def test_all_reduce_gives_everybody_the_tree_sum(world, num_elements):
 
 
 @every_communicator
+def test_the_result_of_an_all_reduce_is_the_rank_s_to_keep(world):
+    size = WORLDS[world][0]
+
+    def work(comm):
+        partials = make_partials(comm, size, 7)
+        comm.all_reduce(partials)
+        partials.result.fill_(comm.position)
+        comm.barrier()
+        return partials.result.tolist()
+
+    found = in_world(world, work)
+    assert sorted(found) == [[float(position)] * 7 for position in range(size)]
+
+
+@every_communicator
 def test_published_sums_travel_with_an_earlier_collective(world):
     size = WORLDS[world][0]
 

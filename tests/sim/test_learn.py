@@ -99,24 +99,39 @@ def test_clipping_and_other_optimizers_give_one_hash_for_any_number_of_ranks(cli
 
 
 class Counting(nn.Module):
-    """A buffer that is no running statistic, and a layer that some steps leave out."""
+    """Buffers that are no running statistics, and a layer that some steps leave out."""
 
-    def __init__(self):
+    def __init__(self, limit):
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(64, 10), nn.Linear(64, 10)])
         self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("last", torch.zeros(()))
+        self.limit = limit
 
     def forward(self, x):
         x = x.flatten(1)
         if self.training:
+            x = x + 0.1 * self.last  # what a rank has seen tells in its gradient
             self.seen += x.mean()
-        second = x.is_meta or self.seen.item() > 1.0 or not self.training
+            self.last.copy_(x.std().detach())
+        x = x + 0.1 * self.seen
+        second = x.is_meta or self.seen.item() > self.limit or not self.training
         return self.layers[0](x) + (self.layers[1](x) if second else 0.0)
 
 
 def test_other_buffers_and_layers_left_out_give_one_hash_for_any_number_of_ranks():
-    found = {learn(ranks=ranks, model=Counting).weights_sha256 for ranks in (1, 2, 4)}
+    found = {learn(ranks=n, model=lambda: Counting(1.0)).weights_sha256 for n in (1, 2, 4)}
     assert len(found) == 1
+
+
+def test_a_layer_that_no_rank_uses_is_not_touched():
+    models = []
+    learn(ranks=2, model=lambda: models.append(Counting(1e9)) or models[0])
+    torch.manual_seed(0)
+    first = Counting(1e9)
+    (model,) = models
+    assert torch.equal(model.layers[1].weight, first.layers[1].weight)  # weight decay is left out
+    assert not torch.equal(model.layers[0].weight, first.layers[0].weight)
 
 
 def test_many_ranks_learn_in_little_memory_and_spend_their_time_in_autograd():
