@@ -25,27 +25,15 @@ def simulate(*arguments, status=0):
     return done.stdout if status == 0 else done.stderr
 
 
-def test_a_table_says_what_is_compared_with_what():
-    shown = simulate("--ranks", "8", "--machines", "2")
+def test_a_table_says_what_is_compared_with_what_and_the_trace_is_written(tmp_path):
+    path = tmp_path / "trace"
+    slow = 'cluster.faults=[{rank=1, step=2, kind="slow", factor=5.0}]'
+    shown = simulate("--ranks", "8", "--machines", "2", "--trace", str(path), "--set", slow)
     assert "cnn, synchronous, 8 ranks on 2 machines, simulated:" in shown
     for word in ("step", "one rank alone, the same batch", "speed-up", "exposed communication"):
         assert word in shown
-
-
-def test_the_trace_is_the_same_twice_and_can_be_read_back(tmp_path):
-    paths = [tmp_path / "one", tmp_path / "two"]
-    jitter = [
-        "--set",
-        "cluster.jitter=exponential",
-        "--set",
-        'cluster.faults=[{rank=1, step=2, kind="slow", factor=5.0}]',
-    ]
-    for path in paths:
-        found = json.loads(simulate("--ranks", "4", "--trace", str(path), "--json", *jitter))
-        assert found["efficiency"] == pytest.approx(found["speed_up"] / 4)
-    assert paths[0].read_bytes() == paths[1].read_bytes()
-    tasks = Trace.read(paths[0]).tasks
-    assert {task.rank for task in tasks} == {0, 1, 2, 3}
+    tasks = Trace.read(path).tasks
+    assert {task.rank for task in tasks} == set(range(8))
     assert {task.step for task in tasks if task.kind == "reduce"} == set(range(10))
 
 
