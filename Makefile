@@ -14,7 +14,7 @@ demo: .venv/ready
 
 test: check
 	rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest -n 3
+	$(BIN)/coverage run -m pytest -n 3 --dist worksteal
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 

@@ -22,6 +22,10 @@ from typing import Any
 
 import torch
 
+# What a rank would load by and by is loaded before the fork: once, not in every rank.
+import torch._dynamo
+import torch.distributed.rendezvous
+
 HANGS_S = 40.0
 """A rank that runs this long says where it is, for whoever reads the log."""
 

@@ -63,8 +63,10 @@ def launcher(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def start(code: str, ranks: int, settings: str = "") -> subprocess.Popen[str]:
         program = (
-            "import sys\n"
+            "import signal, sys\n"
             "from syncline.launch.local import launch\n"
+            # Who runs the tests under nohup hands an ignored SIGHUP down to every child.
+            "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
             f"command = [sys.executable, '-c', {PRELUDE + code!r}]\n"
             f"sys.exit(launch(command, {ranks}, {settings}).exit_code)\n"
         )
