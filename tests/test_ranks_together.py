@@ -356,10 +356,10 @@ def test_every_strategy_is_a_new_file_not_a_change():
     class Local(Synchronous):
         """No exchange of gradients at all: each rank its own model."""
 
-        def start(self, replica, comm):
+        def group(self, comm):
             from syncline.comm.alone import Alone
 
-            replica.lay_out(Alone(comm.ranks[comm.position]))
+            return Alone(comm.ranks[comm.position])
 
         def gradient_ready(self, bucket: Bucket):
             pass

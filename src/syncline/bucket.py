@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 import torch
 
-from syncline.comm.base import Partials, Strips
+from syncline.comm.base import Memory, Partials, Strips
 from syncline.comm.hub import ALONE
-from syncline.comm.tree import LeafPlan
+from syncline.comm.tree import LeafPlan, Spread
 
 ALIGN_BYTES = 128
 BLOCK_ELEMENTS = 1024
@@ -200,6 +200,16 @@ def cut_buckets(slots: Sequence[Slot], bucket_bytes: int, first_index: int = 0) 
         current.append(slot)
     close()
     return buckets
+
+
+def place(
+    bucket: Bucket, parameters: Memory, slots: list[Memory], cuts: tuple[int, ...], spread: Spread
+) -> None:
+    """Give a bucket its memory: parameters, and a slot for each partial sum of the gradient."""
+    bucket.parameters = Strips(parameters, cuts)
+    bucket.gradient = Partials(slots, cuts, spread, 1.0)
+    for slot in bucket.slots:
+        slot.gradients = [view_of(each.mine, slot) for each in slots]
 
 
 def cut_strips(

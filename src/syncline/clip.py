@@ -14,8 +14,7 @@ from itertools import accumulate
 import torch
 
 from syncline.bucket import BLOCK_ELEMENTS, Bucket, Slot, pieces_of
-from syncline.comm.base import Communicator, Partials, even_cuts
-from syncline.comm.tree import Spread
+from syncline.comm.base import Communicator, small_sum
 
 
 class Norm:
@@ -27,9 +26,7 @@ class Norm:
         counts = [-(-slot.num_elements // BLOCK_ELEMENTS) for slot in slots]
         firsts = [0, *accumulate(counts)]
         self._comm = comm
-        memory = comm.allocate(firsts[-1], torch.float64)
-        spread = Spread.even(comm.size, comm.ranks)
-        self._squares = Partials([memory], even_cuts(firsts[-1], comm.size), spread, 1.0)
+        self._squares = small_sum(comm, firsts[-1], torch.float64)
         self._mine: list[tuple[torch.Tensor, int]] = []
         """What this rank owns: a piece of gradient and the number of its first block."""
         for bucket in buckets:

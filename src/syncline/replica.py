@@ -36,11 +36,12 @@ from syncline.bucket import (
     choose_bucket_bytes,
     cut_buckets,
     cut_strips,
+    place,
     view_of,
 )
 from syncline.buffers import Buffers
 from syncline.clip import Norm
-from syncline.comm.base import Communicator, Partials, Strips, even_cuts, exchange_bytes
+from syncline.comm.base import Communicator, exchange_bytes, small_sum
 from syncline.comm.control import Control
 from syncline.comm.hub import ALONE, NUM_CHANNELS, PATIENT
 from syncline.comm.tree import Spread, plan_leaves, shard_range
@@ -58,7 +59,15 @@ from syncline.parameters import (
     waiters,
 )
 from syncline.perf.trace import Recorder
-from syncline.update import Hyper, Reach, StripUpdate, find_reach, idle_copy, snapshot
+from syncline.update import (
+    Hyper,
+    Reach,
+    StripUpdate,
+    find_reach,
+    group_numbers,
+    idle_copy,
+    snapshot,
+)
 
 if TYPE_CHECKING:
     from syncline.strategies.base import Strategy
@@ -121,11 +130,14 @@ class Replica:
             choose_bucket_bytes(total_bytes) if self.overlap else max(2 * total_bytes, 1)
         )
 
-        self.spread = Spread.even(self.shards, comm.ranks)
         self.my_shards = range(
             *shard_range(self.shards, comm.size, sorted(comm.ranks).index(self._rank))
         )
-        self._leaves, _ = plan_leaves(self.spread.nodes[comm.position])
+        self.group = strategy.group(comm)
+        self._summed = range(self.shards) if self.group is comm else self.my_shards
+        """The shards whose gradients are added up."""
+        self.spread = Spread.even(len(self._summed), self.group.ranks)
+        self._leaves, _ = plan_leaves(self.spread.nodes[self.group.position])
         # Every rank maps every other's slots, so all have as many as the one that needs most.
         self._num_slots = self.spread.num_slots
         self._shard = self.my_shards[0]
@@ -133,20 +145,20 @@ class Replica:
         self._is_sent = False
         self._entered_step = -1
         self._next_send = 0
-        self._told = [0.0] * self.shards
-        self._scale = 1.0 / self.shards
+        self._told = [0.0] * len(self._summed)
+        self._scale = 1.0 / len(self._summed)
         self._without: set[int] = set()
         self._is_spoilt = False
         self._versions: list[int] = []
 
         self._early = EarlyUpdates(
-            why_not_early(optimizer, comm, overlap=self.overlap, private=private_parameters)
+            why_not_early(optimizer, self.group, overlap=self.overlap, private=private_parameters)
             if early
             else "early=False"
         )
 
         self._broadcast_start()
-        self.buffers = Buffers(model, comm, self.spread, self._num_slots)
+        self.buffers = Buffers(model, self.group, self.spread, self._num_slots)
         self._note_versions()
         self._handles = [*self._hook_state(), *self._hook_optimizer()]
         self._gradient_handles = list(self._hook_parameters())
@@ -220,11 +232,7 @@ class Replica:
                 raise UsageError("parameters on a GPU need comm='network'")
         self._frozen = [p for p in held if id(p) not in trained]
         self._num_held = [len(group["params"]) for group in self.optimizer.param_groups]
-        self._group_of = {
-            id(p): number
-            for number, group in enumerate(self.optimizer.param_groups)
-            for p in group["params"]
-        }
+        self._group_of = group_numbers(self.optimizer)
         return [
             Slot(names[id(p)], p, number, expected=self._accumulate)
             for number, p in enumerate(order)
@@ -316,7 +324,8 @@ class Replica:
         """Lay out buckets in the order of first use and start the strategy. Every rank calls it."""
         if self._recorder is not None:
             self._recorder.lose()
-        if self.overlap:
+        if self.overlap or self.group is not self.comm:
+            # Ranks of other groups may ask this one for something at any time.
             self._lane.start_thread()
         self._lane.drain()
         used = {slot.number for slot in self._slots if slot.fired}
@@ -332,6 +341,7 @@ class Replica:
         self._idle = [self._slots[number] for number in idle]
         self._without = set(idle)
         # A bucket of parameters without use is sent last, so that it holds up no other.
+        self._lane.call(self._lay_out)
         self._lane.call(self.strategy.start, self, self.comm)
         self._is_built = True
         for bucket in self.buckets:
@@ -355,30 +365,25 @@ class Replica:
         for line in self.describe():
             log.info("%s", line)
 
-    def lay_out(self, comm: Communicator) -> None:
-        """Put parameters and gradients into a communicator's memory, one strip per position.
+    def _lay_out(self) -> None:
+        """Put parameters and gradients into the group's memory, one strip per position.
 
-        For strategies' `start`. `Alone` gives a rank everything for itself.
+        What a rank has for itself lies in memory that its peers outside the group can reach.
         """
+        comm = self.group
         used = cut_buckets(self._ordered, self.bucket_bytes)
         idle = cut_buckets(self._idle, self.bucket_bytes, len(used))
         self.buckets = used + idle
         self._send_order = [*reversed(used), *idle]
-        self._lay_out_comm = comm
+        is_private = self._private_parameters or comm is not self.comm
+        allocate = self.comm.allocate
         for bucket in self.buckets:
-            allocate = comm.allocate if self._private_parameters else comm.allocate_common
-            memory = allocate(bucket.num_elements, bucket.dtype)
-            slots = [
-                comm.allocate(bucket.num_elements, bucket.dtype) for _ in range(self._num_slots)
-            ]
-            inside = self.reach is not Reach.PARAMETER
-            cuts = cut_strips(
-                bucket, comm.size, inside_parameters=inside, num_owners=self._num_owners(comm)
+            size = (bucket.num_elements, bucket.dtype)
+            memory = allocate(*size) if is_private else comm.allocate_common(*size)
+            slots = [allocate(*size) for _ in range(self._num_slots)]
+            place(
+                bucket, memory, slots, self.cut(bucket, comm, self._num_owners(comm)), self.spread
             )
-            bucket.parameters = Strips(memory, cuts)
-            bucket.gradient = Partials(slots, cuts, self.spread, 1.0)
-            for slot in bucket.slots:
-                slot.gradients = [view_of(each.mine, slot) for each in slots]
         self._early.prepare(used, comm)
         for bucket in self.buckets:
             memory = bucket.parameters.memory
@@ -393,13 +398,26 @@ class Replica:
         comm.barrier()
         for bucket in self.buckets:
             low, high = bucket.parameters.cuts[comm.position : comm.position + 2]
-            bucket.update = StripUpdate(
-                self.optimizer, bucket, low, high, self.reach, self._group_number
-            )
+            mine = (bucket.parameters.memory.mine, bucket.gradient.slots[0].mine)
+            bucket.update = self.update_of(bucket, *mine, low, high)
             bucket.untaken = len(bucket.slots)
             self._choose_channels(bucket, comm.num_channels)
         self._make_flags(comm)
         self._norm: Norm | None = None
+
+    def update_of(
+        self, bucket: Bucket, parameters: torch.Tensor, gradient: torch.Tensor, low: int, high: int
+    ) -> StripUpdate:
+        """Make the user's optimizer for elements `low` to `high` of memory laid out as a bucket."""
+        memory = (parameters, gradient)
+        return StripUpdate(
+            self.optimizer, bucket, memory, low, high, self.reach, self._group_number
+        )
+
+    def cut(self, bucket: Bucket, comm: Communicator, num_owners: int) -> tuple[int, ...]:
+        """Cut a bucket into strips that the optimizer can update one by one."""
+        inside = self.reach is not Reach.PARAMETER
+        return cut_strips(bucket, comm.size, inside_parameters=inside, num_owners=num_owners)
 
     def _choose_channels(self, bucket: Bucket, num_channels: int) -> None:
         """Give a bucket's hooks channels for good; buckets that are neighbours have others."""
@@ -411,7 +429,7 @@ class Replica:
 
     @property
     def _step_channel(self) -> int:
-        return ALONE if self._lay_out_comm.num_channels == 1 else 0
+        return ALONE if self.group.num_channels == 1 else 0
 
     def _num_owners(self, comm: Communicator) -> int:
         """Say over how many ranks the update is spread."""
@@ -429,11 +447,8 @@ class Replica:
         return self._group_of[id(slot.parameter)]
 
     def _make_flags(self, comm: Communicator) -> None:
-        size = len(self._slots) + 3 + self.shards
-        spread = Spread.even(comm.size, comm.ranks)
-        memory = comm.allocate(size, torch.float32)
-        self._flags_view = memory.mine.numpy()
-        self._flags = Partials([memory], even_cuts(size, comm.size), spread, 1.0)
+        self._flags = small_sum(comm, len(self._slots) + 3 + len(self._summed), torch.float32)
+        self._flags_view = self._flags.slots[0].mine.numpy()
 
     def describe(self) -> list[str]:
         """Say what was chosen, for people."""
@@ -489,7 +504,7 @@ class Replica:
             self._await(slot.bucket)
         if gradient is not None:
             drop_grad(slot.parameter)
-        add_gradient(slot, self._leaves[self._shard], gradient, self._scale)
+        add_gradient(slot, self._leaves[self._shard_order], gradient, self._scale)
         slot.is_taken = True
         slot.bucket.untaken -= 1
         if self._recorder is not None and not slot.bucket.untaken:
@@ -528,7 +543,7 @@ class Replica:
                         _check_gradient(slot, gradient)
                         slot.fired = 1
                     self._take(slot, gradient)
-            self.buffers.end_shard(self._shard, self._leaves[self._shard])
+            self.buffers.end_shard(self._shard_order, self._leaves[self._shard_order])
         for slot in self._slots:
             slot.has_gradient = slot.has_gradient or slot.fired > 0
             slot.expected = max(slot.expected, slot.fired)
@@ -550,12 +565,17 @@ class Replica:
 
     def tell_loss(self, loss: float) -> None:
         """Send this shard's loss along with the step: `losses` holds all of them afterwards."""
-        self._told[self._shard] = loss
+        self._told[self._shard_order] = loss
 
     @property
     def losses(self) -> list[float]:
         """The losses told in the last step, by shard. Known once forward has begun again."""
-        return self._flags.result[-self.shards :].tolist()
+        return self._flags.result[-len(self._summed) :].tolist()
+
+    @property
+    def _shard_order(self) -> int:
+        """The present shard's place among those that are added up."""
+        return self._shard - self._summed[0]
 
     def _open_shard(self, shard: int) -> None:
         self._shard = shard
@@ -567,9 +587,9 @@ class Replica:
             bucket.untaken = len(bucket.slots)
 
     def _publish(self) -> None:
-        self._lay_out_comm.publish(self._flags)
+        self.group.publish(self._flags)
         if self.buffers.statistics is not None:
-            self._lay_out_comm.publish(self.buffers.statistics)
+            self.group.publish(self.buffers.statistics)
 
     def _finish_backward(self) -> None:
         """Close the last shard and send every bucket that is not on its way yet."""
@@ -682,7 +702,7 @@ class Replica:
             self._lane.drain()
             self._early.spoil(reason)
             for bucket in self.buckets:
-                self._early.undo(bucket, self._lay_out_comm.position)
+                self._early.undo(bucket, self.group.position)
 
     def _note_versions(self) -> None:
         self._versions = [version_of(parameter) for parameter in self._parameters]
@@ -726,7 +746,7 @@ class Replica:
         self._note("step")
         started = time.perf_counter()
         self.strategy.step_entered(Step(number, self._flags, self.buffers.statistics))
-        flags = self._flags.result.tolist()[: -self.shards]
+        flags = self._flags.result.tolist()[: -len(self._summed)]
         *has_gradient, has_changed_buffers, spoilt, step_s = flags
         without = {number for number, has in enumerate(has_gradient) if not has}
         self._is_spoilt = spoilt > 0 or without != self._without
@@ -737,7 +757,7 @@ class Replica:
             )
         self._without = without
         self._early.decide(step_s)
-        for _ in self.buffers.end_step(self._lay_out_comm, has_changed_buffers > 0):
+        for _ in self.buffers.end_step(self.group, has_changed_buffers > 0):
             pass
         self._entered_step = number
         if self._recorder is not None:
@@ -747,7 +767,7 @@ class Replica:
     def _run_before_use(self, bucket: Bucket, number: int, hyper: Hyper) -> None:
         self._lane.until(lambda: bucket.is_reduced and self._entered_step >= number)
         if self._is_spoilt:
-            self._early.undo(bucket, self._lay_out_comm.position)
+            self._early.undo(bucket, self.group.position)
         if not bucket.is_early:
             bucket.update.leave_out(self._without)
             self._update(bucket, hyper, ("reduce", bucket.index), ("step", -1))
@@ -825,7 +845,7 @@ class Replica:
 
     def _run_clip(self, max_norm: float, total: list[torch.Tensor]) -> None:
         if self._norm is None:
-            self._norm = Norm(self._slots, self.buckets, self._lay_out_comm)
+            self._norm = Norm(self._slots, self.buckets, self.group)
         total.append(self._norm.clip(max_norm))
 
     def discard_gradients(self) -> None:
@@ -890,9 +910,7 @@ class Replica:
         self.synchronize()
         self._take_back("optimizer state was asked for between backward and step()")
         self._lane.drain()
-        return self._lane.call(
-            gather_optimizer_state, self._slots, self.buckets, self._lay_out_comm
-        )
+        return self._lane.call(gather_optimizer_state, self._slots, self.buckets, self.group)
 
     def detach(self) -> None:
         """Take the hooks off; the model keeps its parameters, in memory of its own."""

@@ -24,8 +24,8 @@ from torch import nn
 from torch.nn import functional
 
 from syncline import checkpoint, data, models
-from syncline.comm.base import Partials, even_cuts, exchange_bytes
-from syncline.comm.tree import Spread, shard_range
+from syncline.comm.base import exchange_bytes, small_sum
+from syncline.comm.tree import shard_range
 from syncline.config import Job, OptimizerSettings
 from syncline.data import DataSet, Split
 from syncline.errors import ConfigError
@@ -352,7 +352,7 @@ class _Run:
 
     def _finish_step(self, metrics: TextIO, done: int, step_ends: list[float]) -> float:
         """Report the step before, whose losses have arrived; return its loss."""
-        loss = math.fsum(self.replica.losses) / self.shards
+        loss = statistics.fmean(self.replica.losses)
         self.progress.step(done, self.total, loss, self._pace(step_ends), self._exposed(step_ends))
         line = {
             "step": done,
@@ -381,10 +381,8 @@ class _Run:
     def _sum(self, numbers: torch.Tensor) -> torch.Tensor:
         """Add up small tables over ranks; where all but one hold zero, the sum is exact."""
         comm = self.session.comm
-        memory = comm.allocate(numbers.numel(), numbers.dtype)
-        memory.mine.copy_(numbers.reshape(-1))
-        cuts = even_cuts(numbers.numel(), comm.size)
-        partials = Partials([memory], cuts, Spread.even(comm.size, comm.ranks), 1.0)
+        partials = small_sum(comm, numbers.numel(), numbers.dtype)
+        partials.slots[0].mine.copy_(numbers.reshape(-1))
         self.session.lane.submit(comm.all_reduce, partials)
         self.session.lane.drain()
         return partials.result.view(numbers.shape).clone()

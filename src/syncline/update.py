@@ -48,6 +48,12 @@ def snapshot(optimizer: Optimizer) -> Hyper:
     ]
 
 
+def group_numbers(optimizer: Optimizer) -> dict[int, int]:
+    """Return the number of each parameter's group, by the parameter's identity."""
+    groups = enumerate(optimizer.param_groups)
+    return {id(p): number for number, group in groups for p in group["params"]}
+
+
 def _clone(
     optimizer: Optimizer, groups: Sequence[Sequence[torch.Tensor]], hyper: Hyper
 ) -> Optimizer:
@@ -166,12 +172,15 @@ class StripUpdate:
         self,
         optimizer: Optimizer,
         bucket: Bucket,
+        memory: tuple[torch.Tensor, torch.Tensor],
         start: int,
         stop: int,
         reach: Reach,
         group_of: Callable[[Slot], int],
     ) -> None:
+        """`memory` is parameters and gradients, laid out as the bucket."""
         self._bucket = bucket
+        self._memory = memory
         self._reach = reach
         self._group_of = group_of
         self.hyper = snapshot(optimizer)
@@ -214,8 +223,7 @@ class StripUpdate:
         return runs
 
     def _run_of(self, pieces: list[Piece], start: int, stop: int) -> Run:
-        parameters = self._bucket.parameters.memory.mine
-        gradients = self._bucket.gradient.slots[0].mine
+        parameters, gradients = self._memory
         slot = pieces[0].slot
         if self._reach is Reach.PARAMETER:
             tensor, gradient = view_of(parameters, slot).detach(), view_of(gradients, slot)

@@ -15,6 +15,7 @@ from syncline.perf.cost import plan
 from syncline.sim.faults import Conditions, Fault, Jitter, LinkChange
 from syncline.sim.link import Links
 from syncline.sim.run import simulate
+from syncline.strategies import Strategy
 from worlds import cluster, run_program, workload
 
 RATE = 1024.0
@@ -102,21 +103,14 @@ def test_input_is_loaded_while_the_step_before_runs():
     assert simulate(bound, cluster(2, rate=RATE), steps=4, bucket_bytes=1).step_s == 9.0
 
 
-class WaitFree:
+class WaitFree(Strategy):
     """All-reduce each bucket when backward has it, update when all is in: Shi 2018's WFBP."""
-
-    def check(self, world_size, shards):
-        pass
 
     def start(self, replica, comm):
         self.comm = comm
-        replica.lay_out(comm)
 
     def gradient_ready(self, bucket):
         self.comm.all_reduce(bucket.gradient)
-
-    def step_entered(self, step):
-        pass
 
     def before_use(self, bucket):
         bucket.update_strip()

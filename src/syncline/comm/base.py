@@ -162,6 +162,13 @@ def even_cuts(num_elements: int, size: int) -> tuple[int, ...]:
     return tuple(num_elements * position // size for position in range(size + 1))
 
 
+def small_sum(comm: Communicator, num_elements: int, dtype: torch.dtype) -> Partials:
+    """Allocate a sum to which every rank brings one term. Every rank calls it."""
+    spread = Spread.even(comm.size, comm.ranks)
+    cuts = even_cuts(num_elements, comm.size)
+    return Partials([comm.allocate(num_elements, dtype)], cuts, spread, 1.0)
+
+
 def exchange_bytes(comm: Communicator, mine: bytes) -> list[bytes]:
     """Give every rank the small message of every other, by position. For set-up, not for speed."""
     sizes = torch.zeros(comm.size, dtype=torch.int64)

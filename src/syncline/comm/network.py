@@ -15,10 +15,10 @@ from typing import Protocol
 import torch
 
 from syncline.comm.alone import Alone
-from syncline.comm.base import Communicator, Memory, Partials, Strips, even_cuts
+from syncline.comm.base import Communicator, Memory, Partials, Strips, even_cuts, small_sum
 from syncline.comm.control import Control
 from syncline.comm.hub import NUM_CHANNELS, Hub
-from syncline.comm.tree import Node, Spread, prepare_sum
+from syncline.comm.tree import Node, prepare_sum
 
 _SMALL_ELEMENTS = 1 << 14
 
@@ -194,13 +194,7 @@ class Network:
         self.all_gather(strips)
 
     def barrier(self) -> None:
-        token = Partials(
-            [self.allocate(1, torch.float32)],
-            even_cuts(1, self.size),
-            Spread.even(self.size, range(self.size)),
-            1.0,
-        )
-        self.all_reduce(token)
+        self.all_reduce(small_sum(self, 1, torch.float32))
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
         return self.group_of([rank for rank in self.ranks if rank in ranks])

@@ -53,7 +53,7 @@ class VirtualWorld:
         for rank in range(cluster.ranks):
             rates["inside", rank] = cluster.inside.rate_bytes_per_s
         self.links = Links(clock, rates)
-        self.cuts: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = {}
+        self.cuts: dict[tuple[tuple[int, ...], int, int], tuple[int, ...]] = {}
         """Where a group cuts a bucket into strips: worked out by the first rank that asks."""
         self._plans: dict[tuple[str, int, int, int], tuple[Phase, ...]] = {}
         # Positions go round the machines, as in the real communicator of several machines.

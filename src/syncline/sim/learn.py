@@ -6,7 +6,7 @@ the weights are those of a real run, bit for bit.
 
 from __future__ import annotations
 
-import math
+import statistics
 import time
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from syncline import checkpoint
-from syncline.bucket import Slot, add_gradient, view_of
+from syncline.bucket import Bucket, Slot, add_gradient, view_of
 from syncline.buffers import Buffers
 from syncline.clip import Norm
 from syncline.comm.base import Communicator, Partials
@@ -24,7 +24,7 @@ from syncline.loader import reseed
 from syncline.sim.rank import VirtualRank
 from syncline.train import Order, batch_of, build_model, build_optimizer, learning_rate, load_data
 from syncline.train import evaluate as evaluate_parts
-from syncline.update import Hyper, Reach, StripUpdate, find_reach, snapshot
+from syncline.update import Hyper, Reach, StripUpdate, find_reach, group_numbers, snapshot
 
 
 class Learning:
@@ -42,6 +42,7 @@ class Learning:
         self.model.train()
         self.optimizer = build_optimizer(job.optimizer, self.model)
         self.reach = find_reach(self.optimizer)
+        self._group_of = group_numbers(self.optimizer)
         self.parameters = dict(self.model.named_parameters())
         self.first = {name: value.detach().clone() for name, value in self.parameters.items()}
         self.first_buffers = [buffer.clone() for buffer in self.model.buffers()]
@@ -55,8 +56,7 @@ class Learning:
         return self.reach is not Reach.PARAMETER
 
     def group_of(self, slot: Slot) -> int:
-        groups = enumerate(self.optimizer.param_groups)
-        return next(n for n, group in groups if any(p is slot.parameter for p in group["params"]))
+        return self._group_of[id(slot.parameter)]
 
     def digest(self) -> str:
         return checkpoint.digest_of(self.model.state_dict())
@@ -75,7 +75,6 @@ class RankLearner:
 
     def __init__(self, learning: Learning) -> None:
         self._learning = learning
-        self._told = [0.0] * learning.shards
         self._has_gradient: set[int] = set()
         self._norm: Norm | None = None
 
@@ -85,6 +84,7 @@ class RankLearner:
 
     def lay_out(self, rank: VirtualRank, comm: Communicator) -> None:
         learning = self._learning
+        self._told = [0.0] * len(rank.summed)
         views = []
         for bucket in rank.buckets:
             memory = bucket.parameters.memory
@@ -93,16 +93,20 @@ class RankLearner:
                 if comm.position == 0 or not memory.is_common:
                     view.copy_(learning.first[slot.name])
                 views.append((slot.parameter, view))
-            low, high = bucket.parameters.cuts[comm.position : comm.position + 2]
-            bucket.update = StripUpdate(
-                learning.optimizer, bucket, low, high, learning.reach, learning.group_of
-            )
         buffers = list(learning.model.buffers())
         for buffer, first in zip(buffers, learning.first_buffers, strict=True):
             buffer.data = first.clone()
         self._buffers = Buffers(learning.model, comm, rank.spread, rank.num_slots)
         self._mine = [*views, *((buffer, buffer.data) for buffer in buffers)]
         learning.lent_to = None
+
+    def update_of(
+        self, bucket: Bucket, parameters: torch.Tensor, gradient: torch.Tensor, low: int, high: int
+    ) -> StripUpdate:
+        learning, memory = self._learning, (parameters, gradient)
+        return StripUpdate(
+            learning.optimizer, bucket, memory, low, high, learning.reach, learning.group_of
+        )
 
     def borrow(self) -> nn.Module:
         """Put this rank's vectors into the model object."""
@@ -125,16 +129,17 @@ class RankLearner:
         loss = functional.cross_entropy(model(images), labels)
         loss.backward()
         learning.autograd_s += time.perf_counter() - started
-        self._told[shard] = loss.item()
-        plan = rank.leaves[shard]
+        order = shard - rank.summed[0]
+        self._told[order] = loss.item()
+        plan = rank.leaves[order]
         with torch.no_grad():
             for slot in rank.slots:
                 gradient = slot.parameter.grad
                 if gradient is not None:
                     self._has_gradient.add(slot.number)
-                add_gradient(slot, plan, gradient, 1.0 / learning.shards)
+                add_gradient(slot, plan, gradient, 1.0 / len(rank.summed))
                 slot.parameter.grad = None
-            self._buffers.end_shard(shard, plan)
+            self._buffers.end_shard(order, plan)
 
     def hyper(self, step: int) -> Hyper:
         learning = self._learning
@@ -164,11 +169,11 @@ class RankLearner:
         self, rank: VirtualRank, comm: Communicator, step: int, flags: list[float]
     ) -> None:
         learning = self._learning
-        *has_gradient, has_changed = flags[: -learning.shards]
+        *has_gradient, has_changed = flags[: -len(rank.summed)]
         without = {number for number, has in enumerate(has_gradient) if not has}
         for bucket in rank.buckets:
             bucket.update.leave_out(without)
-        learning.losses[step] = math.fsum(flags[-learning.shards :]) / learning.shards
+        learning.losses[step] = statistics.fmean(flags[-len(rank.summed) :])
         self.borrow()
         # Others may borrow the model while this rank waits for a broadcast.
         for _ in self._buffers.end_step(comm, has_changed > 0):

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
-from syncline.bucket import Bucket, Slot, Step, Update, cut_buckets, cut_strips, view_of
-from syncline.comm.base import Communicator, Partials, Strips, even_cuts
+from syncline.bucket import Bucket, Slot, Step, Update, cut_buckets, cut_strips, place
+from syncline.comm.base import Communicator, Partials, small_sum
 from syncline.comm.tree import Spread, plan_leaves, shard_range
 from syncline.comm.virtual import VirtualWorld
 from syncline.perf.trace import Recorder, TaskId
@@ -49,7 +49,12 @@ class Learner(Protocol):
         """Running statistics of norm layers, to be averaged over shards."""
 
     def lay_out(self, rank: VirtualRank, comm: Communicator) -> None:
-        """Put the first parameters in place and give every bucket its optimizer."""
+        """Put the first parameters in place."""
+
+    def update_of(
+        self, bucket: Bucket, parameters: torch.Tensor, gradient: torch.Tensor, low: int, high: int
+    ) -> Update:
+        """Make the optimizer of a strip."""
 
     def compute(self, rank: VirtualRank, step: int, shard: int) -> None:
         """Run forward and backward of one shard; leave the gradients in the buckets."""
@@ -102,57 +107,63 @@ class VirtualRank:
         self._me = world.endpoints[number]
         self._lane = VirtualLane(world.clock, f"comm lane of rank {number}")
         self._ready: dict[int, Signal] = {}
-        self._last: dict[tuple[str, int], TaskId] = {}
-        self.spread = Spread.even(settings.shards, self.comm.ranks)
+        self._before: dict[str, TaskId] = {}
+        """The last task of each lane."""
         order = sorted(self.comm.ranks).index(number)
         self.my_shards = range(*shard_range(settings.shards, self.comm.size, order))
-        self.leaves, _ = plan_leaves(self.spread.nodes[self.comm.position])
+        self.group = strategy.group(self.comm)
+        self.summed = range(settings.shards) if self.group is self.comm else self.my_shards
+        """The shards whose gradients are added up."""
+        self.spread = Spread.even(len(self.summed), self.group.ranks)
+        self.leaves, _ = plan_leaves(self.spread.nodes[self.group.position])
         self.num_slots = self.spread.num_slots
 
     # What strategies use.
 
-    def lay_out(self, comm: Communicator) -> None:
-        """Put parameters and gradients into a communicator's memory, one strip per position."""
-        self._comm = comm
+    def update_of(
+        self, bucket: Bucket, parameters: torch.Tensor, gradient: torch.Tensor, low: int, high: int
+    ) -> Update:
+        """Make the user's optimizer for elements `low` to `high` of memory laid out as a bucket."""
+        inner = None
+        if self.learner is not None:
+            inner = self.learner.update_of(bucket, parameters, gradient, low, high)
+        size_bytes = (high - low) * bucket.dtype.itemsize
+        return _TimedUpdate(self, inner, size_bytes / self.world.cluster.update_bytes_per_s)
+
+    def cut(self, bucket: Bucket, comm: Communicator, num_owners: int) -> tuple[int, ...]:
+        """Cut a bucket into strips that the optimizer can update one by one."""
+        key = (comm.ranks, num_owners, bucket.index)
+        cuts = self.world.cuts.get(key)
+        if cuts is None:
+            inside = self.settings.cuts_parameters
+            cuts = cut_strips(bucket, comm.size, inside_parameters=inside, num_owners=num_owners)
+            self.world.cuts[key] = cuts
+        return cuts
+
+    def _lay_out(self) -> None:
+        """Put parameters and gradients into the group's memory, as a real replica does."""
+        comm, allocate = self.group, self.comm.allocate
         self.buckets = cut_buckets(self.slots, self.settings.bucket_bytes)
         for bucket in self.buckets:
-            memory = comm.allocate_common(bucket.num_elements, bucket.dtype)
-            slots = [
-                comm.allocate(bucket.num_elements, bucket.dtype) for _ in range(self.num_slots)
-            ]
-            cuts = self._cuts_of(bucket, comm)
-            bucket.parameters = Strips(memory, cuts)
-            bucket.gradient = Partials(slots, cuts, self.spread, 1.0)
-            if self.learner is not None:
-                for slot in bucket.slots:
-                    slot.gradients = [view_of(each.mine, slot) for each in slots]
-        size = len(self.slots) + 1 + self.settings.shards
-        memory = comm.allocate(size, torch.float32)
-        spread = Spread.even(comm.size, comm.ranks)
-        self._flags = Partials([memory], even_cuts(size, comm.size), spread, 1.0)
+            size = (bucket.num_elements, bucket.dtype)
+            memory = comm.allocate_common(*size) if comm is self.comm else allocate(*size)
+            slots = [allocate(*size) for _ in range(self.num_slots)]
+            place(bucket, memory, slots, self.cut(bucket, comm, comm.size), self.spread)
+        num_flags = len(self.slots) + 1 + len(self.summed)
+        self._flags = small_sum(comm, num_flags, torch.float32)
         if self.learner is not None:
             self.learner.lay_out(self, comm)
         for bucket in self.buckets:
             low, high = bucket.parameters.cuts[comm.position : comm.position + 2]
-            size_bytes = (high - low) * bucket.dtype.itemsize
-            seconds = size_bytes / self.world.cluster.update_bytes_per_s
-            inner = bucket.update if self.learner is not None else None
-            bucket.update = _TimedUpdate(self, inner, seconds)
-
-    def _cuts_of(self, bucket: Bucket, comm: Communicator) -> tuple[int, ...]:
-        key = (comm.ranks, bucket.index)
-        cuts = self.world.cuts.get(key)
-        if cuts is None:
-            inside = self.settings.cuts_parameters
-            cuts = cut_strips(bucket, comm.size, inside_parameters=inside, num_owners=comm.size)
-            self.world.cuts[key] = cuts
-        return cuts
+            mine = (bucket.parameters.memory.mine, bucket.gradient.slots[0].mine)
+            bucket.update = self.update_of(bucket, *mine, low, high)
 
     # The compute lane.
 
     def live(self) -> None:
         """Take all steps, as one process of the clock."""
         settings, conditions = self.settings, self.settings.conditions
+        self._lane.submit(self._lay_out)
         self._lane.submit(self.strategy.start, self, self.comm)
         self._lane.drain()
         self._times = times_of(self.buckets, self._layers)
@@ -203,16 +214,16 @@ class VirtualRank:
                     self._send(bucket, step)
 
     def _send(self, bucket: Bucket, step: int) -> None:
-        cause = self._last.get(("backward", bucket.index))
+        cause = self._last("backward", bucket.index)
         self._lane.submit(self._run_gradient_ready, bucket, step, cause)
 
     def _step(self, step: int) -> None:
         if not self.settings.overlap:
             for bucket in reversed(self.buckets):
                 self._send(bucket, step)
-        cause = self._last.get(("backward", 0))
+        cause = self._last("backward", 0)
         if self.learner is not None:
-            self._lane.submit(self.learner.clip, self, self._comm)
+            self._lane.submit(self.learner.clip, self, self.group)
         flags = self.learner.flags() if self.learner is not None else []
         hyper = self.learner.hyper(step) if self.learner is not None else []
         self._lane.submit(self._run_step_entered, step, flags, cause)
@@ -228,7 +239,7 @@ class VirtualRank:
         started = self._clock.now_s
         if seconds:
             self._clock.sleep(seconds)
-        self._record("compute", kind, bucket, step, started, self._last.get(("wait", bucket)))
+        self._record("compute", kind, bucket, step, started, self._last("wait", bucket))
 
     def _await(self, bucket: Bucket, step: int) -> None:
         ready = self._ready[bucket.index]
@@ -238,7 +249,7 @@ class VirtualRank:
                 lambda: f"rank {self.rank}, step {step}, forward: waits for bucket {bucket.index}"
             )
             self.waited_s += self._clock.now_s - started
-            after = self._last.get(("gather", bucket.index))
+            after = self._last("gather", bucket.index)
             self._record("compute", "wait", bucket.index, step, started, after)
 
     # The comm lane.
@@ -262,16 +273,16 @@ class VirtualRank:
         statistics = learner.statistics if learner is not None else None
         self.strategy.step_entered(Step(step, self._flags, statistics))
         if learner is not None:
-            learner.step_entered(self, self._comm, step, self._flags.result.tolist())
+            learner.step_entered(self, self.group, step, self._flags.result.tolist())
         self._record("comm", "step", -1, step, started, cause, self._me.waited_for)
 
     def _run_before_use(self, bucket: Bucket, step: int, hyper: Hyper) -> None:
-        cause = self._last.get(("step", -1))
+        cause = self._last("step", -1)
         started = self._begin("update", bucket.index, step, cause)
         bucket.update.hyper = hyper
         self.strategy.before_use(bucket)
         bucket.step += 1
-        before = self._last.get(("reduce", bucket.index))
+        before = self._last("reduce", bucket.index)
         waited_for = self._me.waited_for
         self._record("comm", "gather", bucket.index, step, started, before, cause, waited_for)
         self._ready[bucket.index].set()
@@ -279,10 +290,15 @@ class VirtualRank:
     def _record(
         self, lane: str, kind: str, bucket: int, step: int, started: float, *after: TaskId | None
     ) -> None:
-        before = self._last.get((lane, -2))
+        before = self._before.get(lane)
         known = dict.fromkeys(task for task in (before, *after) if task is not None)
         number = self.recorder.add(lane, kind, bucket, step, started, tuple(known))
-        self._last[kind, bucket] = self._last[lane, -2] = (self.rank, number)
+        self._before[lane] = (self.rank, number)
+
+    def _last(self, kind: str, bucket: int) -> TaskId | None:
+        """Return this rank's last task of a kind and bucket."""
+        number = self.recorder.last.get((kind, bucket))
+        return None if number is None else (self.rank, number)
 
 
 def times_of(

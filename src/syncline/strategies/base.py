@@ -7,15 +7,13 @@ code runs, over which wires and on which clock is somebody else's business.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
-from syncline.bucket import Bucket, Step
+from syncline.bucket import Bucket, Step, Update
 from syncline.comm.base import Communicator
-
-if TYPE_CHECKING:
-    pass
+from syncline.errors import ConfigError
 
 
 class Spreadable(Protocol):
@@ -23,18 +21,31 @@ class Spreadable(Protocol):
 
     buckets: list[Bucket]
 
-    def lay_out(self, comm: Communicator) -> None:
-        """Put parameters and gradients into a communicator's memory, one strip per position."""
+    def update_of(
+        self, bucket: Bucket, parameters: torch.Tensor, gradient: torch.Tensor, low: int, high: int
+    ) -> Update:
+        """Make the user's optimizer for elements `low` to `high` of memory laid out as a bucket."""
 
 
-class Strategy(Protocol):
+class Strategy:
     """One way to spread SGD over ranks. All hooks run on the comm lane, in one fixed order."""
 
     def check(self, world_size: int, shards: int) -> None:
         """Refuse what cannot work, before anything starts."""
+        if shards < world_size:
+            raise ConfigError(
+                "strategy.shards",
+                f"got {shards} with {world_size} ranks",
+                "each rank needs a shard",
+                f"Use at least {world_size} shards, or at most {shards} ranks.",
+            )
+
+    def group(self, comm: Communicator) -> Communicator:
+        """Return the ranks that hold one set of parameters and add up their gradients."""
+        return comm
 
     def start(self, replica: Spreadable, comm: Communicator) -> None:
-        """Lay out the replica and allocate state. Every rank calls it."""
+        """Allocate state; the buckets are laid out. Every rank calls it."""
 
     def gradient_ready(self, bucket: Bucket) -> None:
         """Backward has finished this bucket on this rank. Last layers come first."""
@@ -47,6 +58,7 @@ class Strategy(Protocol):
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return what a checkpoint must hold besides parameters and optimizer state."""
+        return {}
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         """Take over what `state` returned, perhaps on another number of ranks."""

@@ -11,29 +11,16 @@ until then some backward pass may still read them.
 
 from __future__ import annotations
 
-import torch
-
 from syncline.bucket import Bucket, Step
 from syncline.comm.base import Communicator
-from syncline.errors import ConfigError
-from syncline.strategies.base import Spreadable
+from syncline.strategies.base import Spreadable, Strategy
 
 
-class Synchronous:
+class Synchronous(Strategy):
     """All ranks take every step together and hold the same parameters."""
-
-    def check(self, world_size: int, shards: int) -> None:
-        if shards < world_size:
-            raise ConfigError(
-                "strategy.shards",
-                f"got {shards} with {world_size} ranks",
-                "each rank needs a shard",
-                f"Use at least {world_size} shards, or at most {shards} ranks.",
-            )
 
     def start(self, replica: Spreadable, comm: Communicator) -> None:
         self._comm = comm
-        replica.lay_out(comm)
 
     def gradient_ready(self, bucket: Bucket) -> None:
         self._comm.reduce_scatter(bucket.gradient)
@@ -46,9 +33,3 @@ class Synchronous:
     def before_use(self, bucket: Bucket) -> None:
         bucket.update_strip()
         self._comm.all_gather(bucket.parameters)
-
-    def state(self) -> dict[str, torch.Tensor]:
-        return {}
-
-    def load_state(self, state: dict[str, torch.Tensor]) -> None:
-        pass
