@@ -240,12 +240,14 @@ class Lab:
         ranks: int = 1,
         machines: Sequence[int] | None = None,
         environment: dict[str, str] | None = None,
+        inherit: dict[str, str] | None = None,
         port: int = 29500,
         **settings: Any,
     ) -> list[subprocess.Popen[Any]]:
         """Start `torchrun script` on every machine, or on some, the first of them the master."""
         chosen = list(range(self.machines)) if machines is None else list(machines)
-        env = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", **(environment or {})}
+        inherited = os.environ if inherit is None else inherit
+        env = {**inherited, "GLOO_SOCKET_IFNAME": "eth0", **(environment or {})}
         return [
             self.popen(
                 machine,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from worlds import untraced
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 
 def run(*command):
-    env = {name: value for name, value in os.environ.items() if name != "RANK"}
+    env = untraced("RANK")
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout

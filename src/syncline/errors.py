@@ -6,6 +6,7 @@ SynclineError
   UsageError         the training loop asks for what cannot be right on many ranks
   CommError          a message did not get through
     KeyRefused       somebody on the line does not hold the job's key
+    PeerGone         a call to one peer cannot be answered; other peers are not concerned
     RankFailed       a peer is gone; the message names it
       RankDied         its process ended
       RankSilent       its heartbeat stopped: frozen, or cut off
@@ -50,6 +51,14 @@ class CommError(SynclineError):
 
 class KeyRefused(CommError):
     """The other end of a connection does not hold the job's key."""
+
+
+class PeerGone(CommError):
+    """A call to a peer cannot be answered any more. `rank` says which peer."""
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class RankFailed(CommError):

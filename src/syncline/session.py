@@ -182,7 +182,7 @@ class Session:
         column = [members[self.world.local_rank] for members in self._machines]
         across = everybody.group_of(column)
         assert isinstance(across, Network)
-        return Hierarchical(inside, across, self._machines)
+        return Hierarchical(inside, across, everybody, self._machines)
 
     def _machine(self) -> Machine:
         assert self.control is not None

@@ -16,6 +16,7 @@ from benchmarks.wire import ideal_step_s
 from lab.network import PREFIX, Lab, LabError, lab_names, rate_bytes_per_s, why_not
 
 from syncline import models
+from worlds import untraced
 
 TOP = Path(__file__).parents[2]
 needs_lab = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
@@ -201,6 +202,7 @@ def start(lab, job, folder, machines, ranks, *more):
         machines=range(machines),
         cwd=TOP,
         environment={"SYNCLINE_KEY": "ab" * 16},
+        inherit=untraced(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

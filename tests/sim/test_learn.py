@@ -16,7 +16,7 @@ from syncline.sim.faults import Conditions, Jitter
 from syncline.sim.learn import Learning
 from syncline.sim.run import simulate
 from syncline.workload import derive
-from worlds import cluster, run_program
+from worlds import cluster, run_program, untraced
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits.toml"
@@ -69,6 +69,7 @@ def real(tmp_path_factory):
         text=True,
         timeout=100,
         check=True,
+        env=untraced(),
     )
     return json.loads(done.stdout)
 

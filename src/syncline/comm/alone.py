@@ -8,6 +8,7 @@ import torch
 
 from syncline.comm.base import Communicator, Memory, Partials, Strips
 from syncline.comm.tree import prepare_sum
+from syncline.comm.window import AloneWindow, Functions, Window
 
 
 class Alone:
@@ -57,6 +58,9 @@ class Alone:
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
         return Alone(self.ranks[0]) if self.ranks[0] in ranks else None
+
+    def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
+        return AloneWindow(self.ranks[0], functions)
 
     def close(self) -> None:
         pass

@@ -17,11 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from syncline.comm.tree import Spread, prepare_sum
+
+if TYPE_CHECKING:
+    from syncline.comm.window import Functions, Window
 
 
 @dataclass(eq=False)
@@ -31,10 +34,13 @@ class Memory:
     mine: torch.Tensor
     peers: tuple[torch.Tensor, ...] | None = None
     is_common: bool = False
+    origin: tuple[int, int] | None = None
+    """The number of the allocation and the first element in it, where peers find it by that."""
 
     def part(self, start: int, stop: int) -> Memory:
         peers = self.peers and tuple(peer[start:stop] for peer in self.peers)
-        return Memory(self.mine[start:stop], peers, self.is_common)
+        origin = self.origin and (self.origin[0], self.origin[1] + start)
+        return Memory(self.mine[start:stop], peers, self.is_common, origin)
 
 
 @dataclass(eq=False)
@@ -129,6 +135,9 @@ class Communicator(Protocol):
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
+
+    def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
+        """Make a window in which each rank may publish so many elements. Every rank calls it."""
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
         """Return a communicator of some of the world's ranks; None where this rank is not in it.

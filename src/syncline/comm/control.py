@@ -101,6 +101,8 @@ class Control:
         self.hung_s = hung_s
         self.failure: RankFailed | None = None
         self.left: set[int] = set()
+        self.gone: dict[int, RankFailed] = {}
+        """Ranks that died or fell silent while the others go on without them."""
         self.progress = self._share_progress(links)
         self._links = dict(links.children)
         if links.parent is not None:
@@ -110,6 +112,7 @@ class Control:
         self._heard = dict.fromkeys(self._links, time.monotonic())
         self._frames = {rank: Frames() for rank in self._links}
         self._callbacks: list[Callable[[RankFailed], None]] = []
+        self._gone_callbacks: list[Callable[[int], None]] = []
         self._lock = threading.RLock()
         self._wake, self._waker = socket.socketpair()
         self._closing = False
@@ -141,6 +144,11 @@ class Control:
             failure = self.failure
         if failure is not None:
             callback(failure)
+
+    def on_gone(self, callback: Callable[[int], None]) -> None:
+        """Call back, on the control thread, when a rank is gone without whom the others go on."""
+        with self._lock:
+            self._gone_callbacks.append(callback)
 
     def check(self) -> None:
         """Raise if a peer is known to be gone."""

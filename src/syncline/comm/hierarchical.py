@@ -16,6 +16,7 @@ from syncline.comm.base import Communicator, Memory, Partials, Strips
 from syncline.comm.network import Network
 from syncline.comm.shared_memory import SharedMemory
 from syncline.comm.tree import Node, cover, prepare_sum
+from syncline.comm.window import Functions, Pending, Window
 from syncline.errors import CommError
 
 
@@ -23,10 +24,15 @@ class Hierarchical:
     """All ranks of a world whose machines have equally many ranks."""
 
     def __init__(
-        self, inside: SharedMemory, across: Network, machines: Sequence[Sequence[int]]
+        self,
+        inside: SharedMemory,
+        across: Network,
+        everybody: Network,
+        machines: Sequence[Sequence[int]],
     ) -> None:
         """`machines[m]` are the world's ranks on machine m, by local rank."""
         self._inside = inside
+        self._everybody = everybody
         self._across = across
         self.num_machines = len(machines)
         self._local_size = len(machines[0])
@@ -146,6 +152,15 @@ class Hierarchical:
         self._across.barrier()
         self._inside.barrier()
 
+    def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
+        return _RoutedWindow(
+            self.ranks,
+            self._inside.ranks,
+            self._inside.window(num_elements, dtype, functions),
+            self._everybody.ranks,
+            self._everybody.window(num_elements, dtype, functions),
+        )
+
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
         """Make a communicator of ranks of one machine, or of one rank from each of several."""
         chosen = [[rank for rank in machine if rank in ranks] for machine in self._machines]
@@ -162,3 +177,58 @@ class Hierarchical:
     def close(self) -> None:
         self._inside.close()
         self._across.close()
+
+
+class _RoutedWindow:
+    """Two windows as one: shared memory to ranks of this machine, the network to all others."""
+
+    def __init__(
+        self,
+        ranks: tuple[int, ...],
+        inside_ranks: tuple[int, ...],
+        inside: Window,
+        all_ranks: tuple[int, ...],
+        across: Window,
+    ) -> None:
+        self._windows = (inside, across)
+        self._routes = [
+            (inside, inside_ranks.index(rank))
+            if rank in inside_ranks
+            else (across, all_ranks.index(rank))
+            for rank in ranks
+        ]
+
+    @property
+    def num_calls(self) -> int:
+        return sum(window.num_calls for window in self._windows)
+
+    @property
+    def sent_bytes(self) -> int:
+        return sum(window.sent_bytes for window in self._windows)
+
+    def publish(self, values: torch.Tensor) -> None:
+        for window in self._windows:
+            window.publish(values)
+
+    def get(self, position: int) -> Pending:
+        window, at = self._routes[position]
+        return window.get(at)
+
+    def call(
+        self,
+        position: int,
+        function: str,
+        values: Memory | None = None,
+        out: Memory | None = None,
+        note: bytes = b"",
+    ) -> Pending:
+        window, at = self._routes[position]
+        return window.call(at, function, values, out, note)
+
+    def until(self, is_true: Callable[[], bool], why: Callable[[], str]) -> None:
+        self._windows[0].until(is_true, why)
+
+    def gone(self) -> frozenset[int]:
+        gone = [window.gone() for window in self._windows]
+        places = enumerate(self._routes)
+        return frozenset(k for k, (w, at) in places if at in gone[self._windows.index(w)])

@@ -19,6 +19,7 @@ from syncline.comm.base import Communicator, Memory, Partials, Strips, even_cuts
 from syncline.comm.control import Control
 from syncline.comm.hub import NUM_CHANNELS, Hub
 from syncline.comm.tree import Node, prepare_sum
+from syncline.comm.window import Functions, Window
 
 _SMALL_ELEMENTS = 1 << 14
 
@@ -40,6 +41,11 @@ class Transport(Protocol):
 
     def part(self, ranks: Sequence[int]) -> Transport:
         """Return a transport for a group of some of the ranks, which alone call this."""
+
+    def window(
+        self, ranks: tuple[int, ...], num_elements: int, dtype: torch.dtype, functions: Functions
+    ) -> Window:
+        """Make a window among ranks, which alone call this."""
 
     def close(self) -> None: ...
 
@@ -195,6 +201,9 @@ class Network:
 
     def barrier(self) -> None:
         self.all_reduce(small_sum(self, 1, torch.float32))
+
+    def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
+        return self._transport.window(self.ranks, num_elements, dtype, functions)
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
         return self.group_of([rank for rank in self.ranks if rank in ranks])

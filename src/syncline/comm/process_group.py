@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from syncline.comm.control import Control
 from syncline.comm.network import Message, Transport
-from syncline.errors import CommError
+from syncline.comm.window import Functions, Window
+from syncline.errors import CommError, ConfigError
 
 Call = tuple[Any, int, torch.Tensor]
 """isend or irecv, the peer's rank and the message."""
@@ -65,6 +66,16 @@ class ProcessGroup:
             self._control.call_hung(rank, self._control.hung_s, what)
         return self._control.verdict() or CommError(
             f"rank {self._control.place.rank}: {what} failed on the network: {error}"
+        )
+
+    def window(
+        self, ranks: tuple[int, ...], num_elements: int, dtype: torch.dtype, functions: Functions
+    ) -> Window:
+        raise ConfigError(
+            "comm",
+            f"messages go through {self.name}",
+            "a strategy whose ranks do not wait for each other needs connections of our own",
+            "Use comm = 'network'.",
         )
 
     def close(self) -> None:

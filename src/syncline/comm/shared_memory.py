@@ -26,6 +26,8 @@ from syncline.comm.alone import Alone
 from syncline.comm.base import Communicator, Memory, Partials, Strips, prepare_reach
 from syncline.comm.control import Control
 from syncline.comm.hub import NUM_CHANNELS, Hub
+from syncline.comm.shared_window import PostOffice, SharedWindow
+from syncline.comm.window import Functions, Window
 from syncline.errors import CommError
 
 _SCRATCH_BYTES = 1 << 20
@@ -102,6 +104,15 @@ class Star:
         finally:
             os.close(file)
 
+    def share_eventfds(self, count: int) -> list[int]:
+        """Return doorbells that all ranks of the star can ring. Every one calls it."""
+        if not self.leads:
+            return self.take(count)
+        files = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(count)]
+        for rank in self.links:
+            self.give(rank, files)
+        return files
+
     def close(self) -> None:
         for sock in self.links.values():
             sock.close()
@@ -115,13 +126,8 @@ class Bell:
     """
 
     def __init__(self, star: Star, hub: Hub) -> None:
-        if star.leads:
-            self._file = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            for rank in star.links:
-                star.give(rank, [self._file])
-        else:
-            (self._file,) = star.take(1)
-        self._hub = hub
+        (self._file,) = star.share_eventfds(1)
+        self.hub = hub
         hub.watch(self._file, select.EPOLLIN | select.EPOLLET)
         star.control.on_failure(lambda failure: hub.wake())
 
@@ -129,7 +135,7 @@ class Bell:
         os.eventfd_write(self._file, 1)
 
     def close(self) -> None:
-        self._hub.forget(self._file)
+        self.hub.forget(self._file)
         os.close(self._file)
 
 
@@ -194,12 +200,12 @@ class SharedMemory:
 
     def __init__(self, machine: Machine, ranks: Sequence[int], star: Star) -> None:
         self._machine = machine
-        self._control = machine.control
-        self._star = star
+        self.control = machine.control
+        self.star = star
         self.ranks = tuple(ranks)
         self.size = len(self.ranks)
         self.position = self.ranks.index(machine.rank)
-        self._hub = machine.hub
+        self.hub = machine.hub
         self._bell = Bell(star, machine.hub)
         # One cache line per rank, so that ranks do not fight over lines: a count for each channel.
         self._board = memoryview(star.segment(self.size * _LINE_BYTES)).cast("q")
@@ -207,6 +213,9 @@ class SharedMemory:
         self._counts = [0] * NUM_CHANNELS
         self._fence = threading.Lock()
         self._scratch: Memory | None = None
+        self.allocations: list[tuple[torch.Tensor, ...]] = []
+        """Everybody's memory of each `allocate`, by which a call's values are found."""
+        self._office: PostOffice | None = None
 
     @classmethod
     def of_machine(cls, machine: Machine) -> SharedMemory:
@@ -215,7 +224,7 @@ class SharedMemory:
 
     def _rendezvous(self, what: str) -> None:
         """Wait until every rank has come as far as this one; the last to come wakes the others."""
-        channel = self._hub.channel
+        channel = self.hub.channel
         self._counts[channel] += 1
         board, count = self._board, self._counts[channel]
         board[self._words[self.position] + channel] = count
@@ -228,28 +237,29 @@ class SharedMemory:
             return
         started = time.monotonic()
         while True:
-            self._hub.sleep()
+            self.hub.sleep()
             late = [at for at, word in enumerate(self._words) if board[word + channel] < count]
             if not late:
                 return
             waited_s = time.monotonic() - started
-            self._control.check_waiting_for([self.ranks[at] for at in late], waited_s, what)
+            self.control.check_waiting_for([self.ranks[at] for at in late], waited_s, what)
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
         each_bytes = _round_up(num_elements * dtype.itemsize)
-        segment = self._star.segment(each_bytes * self.size)
+        segment = self.star.segment(each_bytes * self.size)
         views = tuple(
             _as_tensor(segment, position * each_bytes, num_elements, dtype)
             for position in range(self.size)
         )
-        return Memory(views[self.position], views)
+        self.allocations.append(views)
+        return Memory(views[self.position], views, origin=(len(self.allocations) - 1, 0))
 
     def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
-        segment = self._star.segment(num_elements * dtype.itemsize)
+        segment = self.star.segment(num_elements * dtype.itemsize)
         return Memory(_as_tensor(segment, 0, num_elements, dtype), is_common=True)
 
     def publish(self, partials: Partials) -> None:
-        partials.told_by = self._counts[self._hub.channel] + 1
+        partials.told_by = self._counts[self.hub.channel] + 1
 
     def reduce_scatter(self, partials: Partials) -> None:
         if partials.plan is None:
@@ -279,7 +289,7 @@ class SharedMemory:
             partials.result = torch.empty_like(whole.mine)
             partials.plan = prepare_reach(partials, 0, whole.mine.numel(), partials.result)
         told_by, partials.told_by = partials.told_by, None
-        if told_by is None or told_by > self._counts[self._hub.channel]:
+        if told_by is None or told_by > self._counts[self.hub.channel]:
             self._rendezvous("all_reduce")
         partials.plan()
 
@@ -312,6 +322,16 @@ class SharedMemory:
     def barrier(self) -> None:
         self._rendezvous("barrier")
 
+    def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
+        return SharedWindow(self, num_elements, dtype, functions)
+
+    @property
+    def office(self) -> PostOffice:
+        """What windows share. The first window makes it, on every rank."""
+        if self._office is None:
+            self._office = PostOffice(self)
+        return self._office
+
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
         wanted = [rank for rank in self.ranks if rank in ranks]
         if len(wanted) == 1:
@@ -320,5 +340,7 @@ class SharedMemory:
         return None if star is None else SharedMemory(self._machine, wanted, star)
 
     def close(self) -> None:
+        if self._office is not None:
+            self._office.close()
         self._bell.close()
-        self._star.close()
+        self.star.close()

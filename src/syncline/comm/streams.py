@@ -32,7 +32,9 @@ import torch
 from syncline.comm.control import Control
 from syncline.comm.hub import NUM_CHANNELS, PATIENT, Hub
 from syncline.comm.network import Message
+from syncline.comm.network_window import NetworkWindow
 from syncline.comm.rendezvous import Store, accept_all, connect_to, listen, read_address
+from syncline.comm.window import Functions, Window
 from syncline.errors import CommError
 
 _HEADER = struct.Struct("<IIIQ")  # group, channel, bytes of the piece, bytes of the message
@@ -86,6 +88,9 @@ class _Outgoing:
     size_bytes: int
     exchange: Exchange
 
+
+Listener = Callable[[int, bytearray], None]
+"""Takes a rank and a message from it, which may be used again when the listener returns."""
 
 Turn = tuple[int, int, _Outgoing]
 """Urgency, number and message: the most urgent, then the oldest, is the least."""
@@ -181,6 +186,7 @@ class _Peer:
         self._posted: dict[Conversation, deque[Receive]] = defaultdict(deque)
         self._early: dict[Conversation, deque[bytearray]] = defaultdict(deque)
         self._spares = _Spares()
+        self._listeners: dict[Conversation, Listener] = {}
         self._incoming: dict[Conversation, _Incoming] = {}
         self._header = bytearray(_HEADER.size)
         self._target = memoryview(self._header)
@@ -204,6 +210,17 @@ class _Peer:
             self._posted[conversation].append((target, exchange))
             return
         self._deliver(early.popleft(), (target, exchange))
+
+    def listen(self, conversation: Conversation, listener: Listener) -> None:
+        """Hand every message of a conversation to somebody, from the first on."""
+        self._listeners[conversation] = listener
+        early = self._early[conversation]
+        while early:
+            self._hear(listener, early.popleft())
+
+    def _hear(self, listener: Listener, message: bytearray) -> None:
+        listener(self.rank, message)
+        self._spares.give(message)
 
     def _deliver(self, message: bytearray, receive: Receive) -> None:
         """Copy a message that came early to where it was to go."""
@@ -366,8 +383,11 @@ class _Peer:
         return incoming
 
     def _keep_early(self, conversation: Conversation, message: bytearray) -> None:
+        listener = self._listeners.get(conversation)
         posted = self._posted[conversation]
-        if posted:
+        if listener is not None:
+            self._hear(listener, message)
+        elif posted:
             # Its receive was posted while it arrived.
             self._deliver(message, posted.popleft())
         else:
@@ -413,6 +433,39 @@ class Streams:
         outgoing = [(self._peers[rank], bytes_of(tensor)) for rank, tensor in sends]
         incoming = [(self._peers[rank], bytes_of(tensor)) for rank, tensor in receives]
         return lambda what: self._exchange(outgoing, incoming, what)
+
+    def window(
+        self, ranks: tuple[int, ...], num_elements: int, dtype: torch.dtype, functions: Functions
+    ) -> Window:
+        """Make a window among ranks, with conversations of its own."""
+        everybody = (self.part(ranks), ranks, self._control, self._hub)
+        return NetworkWindow(*everybody, num_elements, dtype, functions)
+
+    # Messages that nobody waits for, at one urgency, so that they keep their order.
+
+    def listen(self, channel: int, listener: Listener) -> None:
+        """Hand every message on a channel to somebody, from whichever rank it comes."""
+        for peer in self._peers.values():
+            peer.listen((self._group, channel), listener)
+
+    def send(self, rank: int, channel: int, tensor: torch.Tensor) -> Exchange:
+        """Begin to send; the tensor must stay as it is until the exchange is over."""
+        return self._send(rank, channel, bytes_of(tensor))
+
+    def send_bytes(self, rank: int, channel: int, message: bytes) -> None:
+        self._send(rank, channel, memoryview(message))
+
+    def _send(self, rank: int, channel: int, message: memoryview) -> Exchange:
+        exchange = Exchange(1)
+        self._peers[rank].send((self._group, channel), message, exchange, 0)
+        return exchange
+
+    def receive(self, rank: int, channel: int, tensor: torch.Tensor) -> Exchange:
+        """Say where the next message on a channel goes."""
+        exchange = Exchange(1)
+        exchange.waits_for[rank] += 1
+        self._peers[rank].post((self._group, channel), bytes_of(tensor), exchange)
+        return exchange
 
     def _exchange(
         self,

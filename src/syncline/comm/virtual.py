@@ -9,7 +9,7 @@ that hold equal parameters hold them once.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,16 @@ import torch
 
 from syncline.cluster import Cluster
 from syncline.comm.base import Communicator, Memory, Partials, Strips, prepare_reach
-from syncline.errors import CommError
+from syncline.comm.window import (
+    Call,
+    Done,
+    Functions,
+    Pending,
+    Window,
+    bytes_moved,
+    serve_oneself,
+)
+from syncline.errors import CommError, PeerGone
 from syncline.perf.cost import Phase, plan
 from syncline.perf.trace import TaskId
 from syncline.sim.clock import Clock, Signal
@@ -36,6 +45,19 @@ class Endpoint:
     waited_for: TaskId | None = None
     """The task that let the last collective begin: its last member's cause."""
     died: str = ""
+    asked: dict[_Asked, None] = field(default_factory=dict)
+    """What others have asked of this rank and not got yet."""
+    queue: deque[Callable[[], None]] = field(default_factory=deque)
+    """Calls that this rank has to serve: one after the other."""
+    is_serving: bool = False
+    changed: Signal | None = None
+    """Set when the next call has been served."""
+
+    def look_up(self, clock: Clock) -> None:
+        """Let whoever waits for something to change look again."""
+        changed, self.changed = self.changed, Signal(clock)
+        if changed is not None:
+            changed.set()
 
 
 class VirtualWorld:
@@ -82,6 +104,36 @@ class VirtualWorld:
             )
         self._pay(group, list(phases), done)
 
+    def carry(self, one: int, other: int, num_bytes: int, done: Callable[[], None]) -> None:
+        """Let a message travel from one rank to another, then call back."""
+        machines = self.machine_of(one), self.machine_of(other)
+        if machines[0] == machines[1]:
+            link, ports = self.cluster.inside, [("inside", one), ("inside", other)]
+        else:
+            link, ports = self.cluster.network, [("out", machines[0]), ("in", machines[1])]
+        self.clock.after(link.latency_s, self.links.start, ports, float(num_bytes), done)
+
+    def serve(self, owner: Endpoint, call: Callable[[], None]) -> None:
+        """Let a rank serve a call when it has served those before: that may take time."""
+        owner.queue.append(call)
+        if not owner.is_serving and not owner.died:
+            owner.is_serving = True
+            self.clock.spawn(f"rank {owner.rank} serving", self._serve_all, owner)
+
+    def _serve_all(self, owner: Endpoint) -> None:
+        while owner.queue and not owner.died:
+            owner.queue.popleft()()
+        owner.is_serving = False
+
+    def die(self, endpoint: Endpoint, how: str) -> None:
+        """A rank is gone: what others have asked of it will not be answered."""
+        endpoint.died = how
+        for pending in list(endpoint.asked):
+            pending.done.set()
+        endpoint.asked.clear()
+        for other in self.endpoints:
+            other.look_up(self.clock)
+
     def _pay(self, group: _Group, phases: list[Phase], done: Callable[[], None]) -> None:
         if not phases:
             done()
@@ -124,6 +176,8 @@ class _Group:
         self.meetings: dict[int, _Meeting] = {}
         self.allocations: list[tuple[torch.Tensor, ...]] = []
         self.parts: dict[tuple[tuple[int, ...], int], _Group] = {}
+        self.windows: dict[tuple[int, int], VirtualWindow] = {}
+        """Each rank's end of each window, by the window's number and the rank."""
 
     def allocate(
         self, number: int, num_elements: int, dtype: torch.dtype
@@ -162,6 +216,7 @@ class VirtualComm:
         self.position = group.ranks.index(me.rank)
         self._num_met = 0
         self._num_allocated = 0
+        self._num_windows = 0
         self._num_parts: Counter[tuple[int, ...]] = Counter()
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
@@ -206,6 +261,11 @@ class VirtualComm:
 
     def barrier(self) -> None:
         self._meet("barrier", 0, None, lambda brought: None)
+
+    def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
+        number = self._num_windows
+        self._num_windows += 1
+        return VirtualWindow(self._group, self.endpoint, number, functions)
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
         members = tuple(rank for rank in self.ranks if rank in ranks)
@@ -297,3 +357,137 @@ def _gather(brought: dict[int, Strips]) -> None:
         for owner, theirs in brought.items():
             if owner != position:
                 strips.mine(owner).copy_(theirs.mine(owner))
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A call or a get that travels, is served and travels back."""
+
+    owner: Endpoint
+    done: Signal
+    why: Callable[[], str]
+    result: int | None = None
+    got: torch.Tensor | None = None
+
+    def is_over(self) -> bool:
+        return self.done.is_set
+
+    def wait(self) -> int:
+        self.done.wait(self.why)
+        if self.result is None:
+            raise PeerGone(self.owner.rank, f"rank {self.owner.rank} is gone")
+        return self.result
+
+    @property
+    def values(self) -> torch.Tensor:
+        assert self.got is not None
+        return self.got
+
+    def release(self) -> None:
+        self.got = None
+
+
+class VirtualWindow:
+    """One virtual rank's end of a window. What it costs: the values' way there and back."""
+
+    def __init__(self, group: _Group, me: Endpoint, number: int, functions: Functions) -> None:
+        self._group = group
+        self._world = group.world
+        self._me = me
+        self._number = number
+        self.functions = functions
+        self.published: torch.Tensor | None = None
+        self.version = 0
+        self.num_calls = self.sent_bytes = 0
+        group.windows[number, me.rank] = self
+
+    def publish(self, values: torch.Tensor) -> None:
+        # A clone, since whoever has got the version before may still read it.
+        self.published = values.clone() if values.device.type != "meta" else values
+        self.version += 1
+
+    def get(self, position: int) -> Pending:
+        owner = self._end(position)
+        if owner is self:
+            return Done(self.version, self.published)
+        asked = self._ask(position, "a get")
+        if asked.is_over():
+            return asked
+
+        def serve() -> None:
+            # What was published when the request came is what is sent back.
+            values, version = owner.published, owner.version
+            assert values is not None
+            self.sent_bytes += values.numel() * values.itemsize
+
+            def arrive() -> None:
+                asked.got = values
+                self._answer(asked, version)
+
+            self._send_back(asked, values.numel() * values.itemsize, arrive)
+
+        self._world.carry(self._me.rank, asked.owner.rank, 0, serve)
+        return asked
+
+    def call(
+        self,
+        position: int,
+        function: str,
+        values: Memory | None = None,
+        out: Memory | None = None,
+        note: bytes = b"",
+    ) -> Pending:
+        owner, rank = self._end(position), self._me.rank
+        if owner is self:
+            return serve_oneself(self.functions, rank, function, values, out, note)
+        asked = self._ask(position, function)
+        if asked.is_over():
+            return asked
+        self.sent_bytes += bytes_moved(values, out)
+
+        def serve() -> None:
+            call = Call.of(rank, values, out, note)
+            with torch.no_grad():
+                result = owner.functions[function](call)
+            owner._me.look_up(self._world.clock)
+            self._send_back(asked, bytes_moved(out), lambda: self._answer(asked, result))
+
+        def arrive() -> None:
+            self._world.serve(asked.owner, serve)
+
+        self._world.carry(rank, asked.owner.rank, bytes_moved(values), arrive)
+        return asked
+
+    def _end(self, position: int) -> VirtualWindow:
+        return self._group.windows[self._number, self._group.ranks[position]]
+
+    def _ask(self, position: int, what: str) -> _Asked:
+        owner = self._world.endpoints[self._group.ranks[position]]
+        doing = self._me.doing
+        why = lambda: f"{doing}: {what} waits for rank {owner.rank}{owner.died}"  # noqa: E731
+        asked = _Asked(owner, Signal(self._world.clock), why)
+        if owner.died:
+            asked.done.set()
+        else:
+            self.num_calls += 1
+            owner.asked[asked] = None
+        return asked
+
+    def _send_back(self, asked: _Asked, num_bytes: int, done: Callable[[], None]) -> None:
+        if not asked.owner.died:
+            self._world.carry(asked.owner.rank, self._me.rank, num_bytes, done)
+
+    def _answer(self, asked: _Asked, result: int) -> None:
+        if asked.owner.asked.pop(asked, 0) is None:
+            asked.result = result
+            asked.done.set()
+
+    def until(self, is_true: Callable[[], bool], why: Callable[[], str]) -> None:
+        while not is_true():
+            if self._me.changed is None:
+                self._me.changed = Signal(self._world.clock)
+            self._me.changed.wait(why)
+
+    def gone(self) -> frozenset[int]:
+        died = (bool(self._world.endpoints[rank].died) for rank in self._group.ranks)
+        return frozenset(at for at, is_gone in enumerate(died) if is_gone)

@@ -172,8 +172,8 @@ class VirtualRank:
             self._ready[bucket.index].set()
         for step in range(settings.steps):
             if conditions.dies(self.rank, step):
-                self._me.died = f" (died at step {step})"
                 self._lane.stop()
+                self.world.die(self._me, f" (died at step {step})")
                 return
             self._load(step)
             pause_s = conditions.pause_s(self.rank, step)

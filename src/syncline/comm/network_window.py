@@ -1,0 +1,218 @@
+"""Windows across machines: messages that nobody has to be waiting for.
+
+A request goes out on the connection with the owner, and is served by whoever sleeps in the owner's
+hub, which is its comm lane. What is published lies in memory that is not written again while it is
+on its way to somebody. The answer's numbers go straight to where the caller wants them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from syncline.comm.base import Memory
+from syncline.comm.control import Control
+from syncline.comm.hub import Hub
+from syncline.comm.window import (
+    MAX_NOTE_BYTES,
+    Call,
+    Done,
+    Functions,
+    Patience,
+    Pending,
+    bytes_moved,
+    serve_oneself,
+)
+from syncline.errors import CommError
+
+if TYPE_CHECKING:
+    from syncline.comm.streams import Exchange, Streams
+
+_REQUEST = struct.Struct("<iqqqi")  # function, number, bytes of values, bytes of answer, of note
+_ANSWER = struct.Struct("<qq")  # number, result
+_GET = -1
+_REQUESTS, _ANSWERS, _BULK = 0, 1, 2
+
+
+class _Pool:
+    """Tensors of one size that are lent out and come back, or are on their way out."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._free: list[torch.Tensor] = []
+        self._leaving: list[tuple[torch.Tensor, list[Exchange]]] = []
+
+    def take(self, num_elements: int) -> torch.Tensor:
+        still = []
+        for tensor, exchanges in self._leaving:
+            if all(exchange.is_over() for exchange in exchanges):
+                self._free.append(tensor)
+            else:
+                still.append((tensor, exchanges))
+        self._leaving = still
+        for at, tensor in enumerate(self._free):
+            if tensor.numel() == num_elements:
+                return self._free.pop(at)
+        return torch.empty(num_elements, dtype=self._dtype)
+
+    def give(self, tensor: torch.Tensor, exchanges: list[Exchange] | None = None) -> None:
+        """Take a tensor back once all exchanges that send it are over."""
+        self._leaving.append((tensor, exchanges or []))
+
+
+class NetworkWindow:
+    """One rank's end of a window over TCP."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        ranks: tuple[int, ...],
+        control: Control,
+        hub: Hub,
+        num_elements: int,
+        dtype: torch.dtype,
+        functions: Functions,
+    ) -> None:
+        """`streams` carry this window's messages and nothing else."""
+        self._streams = streams
+        self._ranks = ranks
+        self._position = ranks.index(control.place.rank)
+        self._patience = Patience(hub, control)
+        self._dtype = dtype
+        self._num_elements = num_elements
+        self._functions = functions
+        self._numbers = {name: number for number, name in enumerate(functions)}
+        self._in_order = list(functions.values())
+        self.num_calls = self.sent_bytes = 0
+        self._pool = _Pool(dtype)
+        self._published = torch.zeros(num_elements, dtype=dtype)
+        self._sends: list[Exchange] = []
+        self._version = 0
+        self._asked = dict.fromkeys(ranks, 0)
+        self._pending: dict[tuple[int, int], _Sent] = {}
+        self._requests: dict[int, tuple[int, int, int, int, bytes]] = {}
+        """What has come of a request whose values are still to come, by rank."""
+        streams.listen(_REQUESTS, self._on_request)
+        streams.listen(_ANSWERS, self._on_answer)
+
+    def publish(self, values: torch.Tensor) -> None:
+        spare = self._pool.take(self._num_elements)
+        spare.copy_(values)
+        self._pool.give(self._published, self._sends)
+        self._published, self._sends = spare, []
+        self._version += 1
+
+    def get(self, position: int) -> Pending:
+        if position == self._position:
+            return Done(self._version, self._published)
+        buffer = self._pool.take(self._num_elements)
+        return self._ask(position, _GET, None, Memory(buffer), b"", buffer)
+
+    def call(
+        self,
+        position: int,
+        function: str,
+        values: Memory | None = None,
+        out: Memory | None = None,
+        note: bytes = b"",
+    ) -> Pending:
+        if position == self._position:
+            rank = self._ranks[position]
+            return serve_oneself(self._functions, rank, function, values, out, note)
+        return self._ask(position, self._numbers[function], values, out, note, None)
+
+    def _ask(
+        self,
+        position: int,
+        function: int,
+        values: Memory | None,
+        out: Memory | None,
+        note: bytes,
+        buffer: torch.Tensor | None,
+    ) -> _Sent:
+        rank = self._ranks[position]
+        self._patience.check(rank)
+        if len(note) > MAX_NOTE_BYTES:
+            raise CommError(f"a note of {len(note)} bytes is too long for a window")
+        self.num_calls += 1
+        self.sent_bytes += bytes_moved(values, out)
+        number = self._asked[rank] = self._asked[rank] + 1
+        num_out = bytes_moved(out)
+        if out is not None and num_out:
+            self._streams.receive(rank, _BULK, out.mine)
+        header = _REQUEST.pack(function, number, bytes_moved(values), num_out, len(note)) + note
+        self._streams.send_bytes(rank, _REQUESTS, header)
+        if values is not None and values.mine.numel():
+            self._streams.send(rank, _REQUESTS, values.mine)
+        sent = self._pending[rank, number] = _Sent(self, rank, buffer)
+        return sent
+
+    def _on_request(self, rank: int, message: bytearray) -> None:
+        if rank not in self._requests:
+            function, number, num_values, num_out, num_note = _REQUEST.unpack_from(message)
+            note = bytes(message[_REQUEST.size :])
+            if len(note) != num_note or not _GET <= function < len(self._in_order):
+                raise CommError(f"rank {rank} sent a request that is not one of ours")
+            self._requests[rank] = (function, number, num_values, num_out, note)
+            if num_values:
+                return  # they are the next message
+            values = None
+        else:
+            values = torch.frombuffer(message, dtype=self._dtype)
+        function, number, num_values, num_out, note = self._requests.pop(rank)
+        if values is not None and values.numel() * values.itemsize != num_values:
+            raise CommError(f"rank {rank} sent other values than it announced")
+        if function == _GET:
+            self._sends.append(self._streams.send(rank, _BULK, self._published))
+            result = self._version
+        else:
+            out = self._pool.take(num_out // self._dtype.itemsize) if num_out else None
+            call = Call(rank, values, out, note)
+            result = self._in_order[function](call)
+            if out is not None:
+                self._pool.give(out, [self._streams.send(rank, _BULK, out)])
+        self._streams.send_bytes(rank, _ANSWERS, _ANSWER.pack(number, result))
+
+    def _on_answer(self, rank: int, message: bytearray) -> None:
+        number, result = _ANSWER.unpack(message)
+        sent = self._pending.pop((rank, number), None)
+        if sent is None:
+            raise CommError(f"rank {rank} answered what was not asked")
+        sent.result = result
+
+    def until(self, is_true: Callable[[], bool], why: Callable[[], str]) -> None:
+        self._patience.until(is_true)
+
+    def gone(self) -> frozenset[int]:
+        return self._patience.gone(self._ranks)
+
+
+class _Sent:
+    """A request that has been sent."""
+
+    def __init__(self, window: NetworkWindow, rank: int, buffer: torch.Tensor | None) -> None:
+        self._window = window
+        self._rank = rank
+        self._buffer = buffer
+        self.result: int | None = None
+
+    def is_over(self) -> bool:
+        return self.result is not None
+
+    def wait(self) -> int:
+        self._window._patience.wait(self._rank, self.is_over, "a call")
+        assert self.result is not None
+        return self.result
+
+    @property
+    def values(self) -> torch.Tensor:
+        assert self._buffer is not None
+        return self._buffer
+
+    def release(self) -> None:
+        if self._buffer is not None and self.is_over():
+            self._window._pool.give(self._buffer)
+        self._buffer = None

@@ -1,0 +1,281 @@
+"""Windows among the ranks of one machine: nothing is copied but what is published.
+
+A get reads the peer's memory in place. A rank has two slots and publishes into the one that is not
+current; a reader first says which slot it reads, and a slot that is being read is not written. So
+nobody reads half of one version and half of another, and nobody waits for a peer that is frozen.
+
+A call is a cell in shared memory and a ring at the owner's door: where the values lie, where the
+answer goes, and a number that is written last. The owner reads and writes the caller's memory
+directly. Order of stores as in `shared_memory.py`: x86-64.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from syncline.comm.base import Memory
+from syncline.comm.window import (
+    MAX_NOTE_BYTES,
+    Call,
+    Done,
+    Functions,
+    Patience,
+    Pending,
+    bytes_moved,
+    serve_oneself,
+)
+from syncline.errors import CommError
+
+if TYPE_CHECKING:
+    from syncline.comm.shared_memory import SharedMemory
+
+_CELL_BYTES = 1024
+_RING = 32
+"""Calls that a rank may have under way to one owner."""
+
+# Words of a cell. The first and the last but one are written last, by caller and owner.
+_ASKED, _WINDOW, _FUNCTION, _ANSWERED = 0, 1, 2, 3
+_RESULT, _NOTE_BYTES = 4, 5
+_VALUES, _OUT = slice(6, 9), slice(9, 12)
+_NOTE_AT = 96
+_NOTHING = (-1, 0, 0)
+_READ_S = 0.1
+
+
+class PostOffice:
+    """Cells and doorbells between all ranks of a communicator, for all its windows."""
+
+    def __init__(self, comm: SharedMemory) -> None:
+        self._comm = comm
+        self._position, self._size = comm.position, comm.size
+        self.patience = Patience(comm.hub, comm.control)
+        num_cells = self._size * self._size * _RING
+        segment = memoryview(comm.star.segment(num_cells * _CELL_BYTES))
+        self._bytes = segment
+        self.words = segment.cast("q")
+        self._bells = comm.star.share_eventfds(self._size)
+        self._asked = [0] * self._size
+        self._in_cell: dict[int, _Posted] = {}
+        self._served = [0] * self._size
+        self.windows: list[SharedWindow] = []
+        self.fence = threading.Lock()
+        comm.hub.watch(self._bells[self._position], select.EPOLLIN | select.EPOLLET, self._serve)
+        comm.control.on_gone(lambda rank: comm.hub.wake())
+
+    def close(self) -> None:
+        self._comm.hub.forget(self._bells[self._position])
+        for bell in self._bells:
+            os.close(bell)
+
+    def _cell(self, caller: int, owner: int, number: int) -> int:
+        """Return the first word of a cell. Numbers count from 1."""
+        at = (caller * self._size + owner) * _RING + number % _RING
+        return at * (_CELL_BYTES // 8)
+
+    def post(
+        self,
+        window: int,
+        owner: int,
+        function: int,
+        values: Memory | None,
+        out: Memory | None,
+        note: bytes,
+    ) -> _Posted:
+        if len(note) > MAX_NOTE_BYTES - _NOTE_AT:
+            raise CommError(f"a note of {len(note)} bytes is too long for a window")
+        number = self._asked[owner] = self._asked[owner] + 1
+        cell, words = self._cell(self._position, owner, number), self.words
+        before = self._in_cell.get(cell)
+        if before is not None:
+            before.wait()  # it takes its answer out of the cell
+        words[cell + _WINDOW] = window
+        words[cell + _FUNCTION] = function
+        words[cell + _NOTE_BYTES] = len(note)
+        for place, memory in ((_VALUES, values), (_OUT, out)):
+            for word, value in zip(range(12)[place], _where(memory), strict=True):
+                words[cell + word] = value
+        start = cell * 8 + _NOTE_AT
+        self._bytes[start : start + len(note)] = note
+        words[cell + _ASKED] = number
+        self._ring(owner)
+        posted = self._in_cell[cell] = _Posted(self, owner, cell, number)
+        return posted
+
+    def _ring(self, position: int) -> None:
+        with self.fence:  # taking a lock is a full memory barrier
+            pass
+        os.eventfd_write(self._bells[position], 1)
+
+    def wait(self, owner: int, is_over: Callable[[], bool]) -> None:
+        self.patience.wait(self._comm.ranks[owner], is_over, "a call")
+
+    def _serve(self, events: int) -> None:
+        words = self.words
+        for caller in range(self._size):
+            while True:
+                number = self._served[caller] + 1
+                cell = self._cell(caller, self._position, number)
+                if words[cell + _ASKED] != number:
+                    break
+                self._served[caller] = number
+                start = cell * 8 + _NOTE_AT
+                call = Call(
+                    self._comm.ranks[caller],
+                    self._find(caller, cell, _VALUES),
+                    self._find(caller, cell, _OUT),
+                    bytes(self._bytes[start : start + words[cell + _NOTE_BYTES]]),
+                )
+                window = self.windows[words[cell + _WINDOW]]
+                words[cell + _RESULT] = window.serve(words[cell + _FUNCTION], call)
+                words[cell + _ANSWERED] = number
+                self._ring(caller)
+
+    def _find(self, caller: int, cell: int, place: slice) -> torch.Tensor | None:
+        allocation, start, stop = self.words[cell + place.start : cell + place.stop]
+        if allocation < 0:
+            return None
+        return self._comm.allocations[allocation][caller][start:stop]
+
+
+class _Posted:
+    """A call that has been put into a cell."""
+
+    def __init__(self, office: PostOffice, owner: int, cell: int, number: int) -> None:
+        self._office = office
+        self._owner = owner
+        self._cell = cell
+        self._number = number
+        self._result: int | None = None
+
+    def is_over(self) -> bool:
+        words = self._office.words
+        if self._result is None and words[self._cell + _ANSWERED] == self._number:
+            self._result = words[self._cell + _RESULT]
+        return self._result is not None
+
+    def wait(self) -> int:
+        self._office.wait(self._owner, self.is_over)
+        assert self._result is not None
+        return self._result
+
+    @property
+    def values(self) -> torch.Tensor:
+        raise NotImplementedError("the answer lies in `out`")
+
+    def release(self) -> None:
+        pass
+
+
+def _where(memory: Memory | None) -> tuple[int, int, int]:
+    if memory is None:
+        return _NOTHING
+    if memory.origin is None:
+        raise CommError("a call's values must lie in memory of the communicator")
+    number, start = memory.origin
+    return number, start, start + memory.mine.numel()
+
+
+class SharedWindow:
+    """One rank's end of a window in shared memory."""
+
+    def __init__(
+        self, comm: SharedMemory, num_elements: int, dtype: torch.dtype, functions: Functions
+    ) -> None:
+        self._comm = comm
+        self._office = comm.office
+        self._position, self._size = comm.position, comm.size
+        self._functions = functions
+        self._numbers = {name: number for number, name in enumerate(functions)}
+        self._in_order = list(functions.values())
+        self.num_calls = self.sent_bytes = 0
+        self._slots = [comm.allocate(num_elements, dtype) for _ in range(2 if num_elements else 0)]
+        # For each rank: the version it published last, which lies in slot version % 2; then, for
+        # each reader, 1 + the slot that it is reading.
+        self._row = 1 + self._size
+        self._board = memoryview(comm.star.segment(8 * self._size * self._row)).cast("q")
+        self._number = len(self._office.windows)
+        self._office.windows.append(self)
+
+    def serve(self, function: int, call: Call) -> int:
+        return self._in_order[function](call)
+
+    def publish(self, values: torch.Tensor) -> None:
+        at = self._position * self._row
+        version = self._board[at] + 1
+        spare = version % 2
+        deadline = time.monotonic() + _READ_S
+        while spare + 1 in self._readers(at):
+            if time.monotonic() > deadline:
+                return  # somebody fell asleep over it: the version before stays
+            time.sleep(0.0005)
+        self._slots[spare].mine.copy_(values)
+        self._board[at] = version
+
+    def _readers(self, at: int) -> set[int]:
+        with self._office.fence:
+            pass
+        gone = self.gone()
+        marks = enumerate(self._board[at + 1 : at + self._row].tolist())
+        return {mark for reader, mark in marks if mark and reader not in gone}
+
+    def get(self, position: int) -> Pending:
+        self._office.patience.check(self._comm.ranks[position])
+        at = position * self._row
+        mark = at + 1 + self._position
+        while True:
+            version = self._board[at]
+            self._board[mark] = 1 + version % 2
+            with self._office.fence:
+                pass
+            # Still the latest: then whoever writes it next finds the mark.
+            if self._board[at] == version:
+                break
+        peers = self._slots[version % 2].peers
+        assert peers is not None
+        values = peers[position]
+        if position != self._position:
+            self.num_calls += 1
+            self.sent_bytes += values.numel() * values.itemsize
+        return _Reading(self._board, mark, version, values)
+
+    def call(
+        self,
+        position: int,
+        function: str,
+        values: Memory | None = None,
+        out: Memory | None = None,
+        note: bytes = b"",
+    ) -> Pending:
+        if position == self._position:
+            rank = self._comm.ranks[position]
+            return serve_oneself(self._functions, rank, function, values, out, note)
+        self._office.patience.check(self._comm.ranks[position])
+        self.num_calls += 1
+        self.sent_bytes += bytes_moved(values, out)
+        number = self._numbers[function]
+        return self._office.post(self._number, position, number, values, out, note)
+
+    def until(self, is_true: Callable[[], bool], why: Callable[[], str]) -> None:
+        self._office.patience.until(is_true)
+
+    def gone(self) -> frozenset[int]:
+        return self._office.patience.gone(self._comm.ranks)
+
+
+class _Reading(Done):
+    """A version that is being read where it lies."""
+
+    def __init__(self, board: memoryview, mark: int, version: int, values: torch.Tensor) -> None:
+        super().__init__(version, values)
+        self._board = board
+        self._mark = mark
+
+    def release(self) -> None:
+        self._board[self._mark] = 0

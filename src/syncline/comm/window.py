@@ -1,0 +1,210 @@
+"""Windows: what a rank exposes to the others, who come when they like.
+
+A window is made by all ranks of a communicator together and then used by each alone. Each rank may
+
+- `publish` values; others `get` the latest version, whole, and learn its number;
+- offer functions by name; others `call` one with values of theirs, and get numbers back.
+
+Calls are served one after the other on the owner's comm lane, between its own hooks: a rank deep
+in backward still answers, and a function changes the owner's memory as if it were alone. So a call
+either happens wholly or not at all, also if the caller is killed in the middle. A peer that is
+gone costs calls to that peer only: they raise `PeerGone`.
+
+Values passed to a call, and the memory for its answer, are lent until `wait` has returned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from syncline.comm.base import Memory
+from syncline.comm.control import Control
+from syncline.comm.hub import Hub
+from syncline.errors import PeerGone
+
+MAX_NOTE_BYTES = 960
+
+
+@dataclass(eq=False)
+class Call:
+    """A call as its owner sees it."""
+
+    sender: int
+    """The caller's rank."""
+    values: torch.Tensor | None
+    out: torch.Tensor | None
+    """To be filled with the answer."""
+    note: bytes
+
+    @classmethod
+    def of(cls, rank: int, values: Memory | None, out: Memory | None, note: bytes) -> Call:
+        """Make a call whose memory can be reached from here."""
+        mine = None if values is None else values.mine
+        return cls(rank, mine, None if out is None else out.mine, note)
+
+
+Function = Callable[[Call], int]
+"""Serves a call; returns a number for the caller, such as the version that the call made."""
+
+
+class Pending(Protocol):
+    """A call or a get that is under way."""
+
+    def is_over(self) -> bool: ...
+
+    def wait(self) -> int:
+        """Return what the function returned, or the version that was got. Raises PeerGone."""
+
+    @property
+    def values(self) -> torch.Tensor:
+        """What was got, until `release`. After `wait`."""
+
+    def release(self) -> None:
+        """Give back the memory that `values` lies in."""
+
+
+class Window(Protocol):
+    """One rank's end of a window."""
+
+    @property
+    def num_calls(self) -> int:
+        """Calls and gets to other ranks, so far."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of values that this rank's calls and gets moved between ranks, both ways."""
+
+    def publish(self, values: torch.Tensor) -> None:
+        """Let others get a copy of these values from now on."""
+
+    def get(self, position: int) -> Pending:
+        """Begin to get the latest version that a rank has published."""
+
+    def call(
+        self,
+        position: int,
+        function: str,
+        values: Memory | None = None,
+        out: Memory | None = None,
+        note: bytes = b"",
+    ) -> Pending:
+        """Begin a call. `values` and `out` are memory of this communicator, or parts of it."""
+
+    def until(self, is_true: Callable[[], bool], why: Callable[[], str]) -> None:
+        """Wait until something is true that only calls from others can make so."""
+
+    def gone(self) -> frozenset[int]:
+        """Return the positions of ranks that are known to be gone, in whatever way."""
+
+
+Functions = Mapping[str, Function]
+
+
+class Done:
+    """A call of one's own, or a get that took no time."""
+
+    def __init__(self, number: int, values: torch.Tensor | None = None) -> None:
+        self._number = number
+        self._values = values
+
+    def is_over(self) -> bool:
+        return True
+
+    def wait(self) -> int:
+        return self._number
+
+    @property
+    def values(self) -> torch.Tensor:
+        assert self._values is not None
+        return self._values
+
+    def release(self) -> None:
+        self._values = None
+
+
+def serve_oneself(
+    functions: Functions,
+    rank: int,
+    function: str,
+    values: Memory | None,
+    out: Memory | None,
+    note: bytes,
+) -> Done:
+    """Call a function of one's own: nothing travels."""
+    return Done(functions[function](Call.of(rank, values, out, note)))
+
+
+def bytes_moved(*memories: Memory | None) -> int:
+    return sum(one.mine.numel() * one.mine.itemsize for one in memories if one is not None)
+
+
+class Patience:
+    """Waits for peers on a hub, and finds out when that makes no sense any more."""
+
+    def __init__(self, hub: Hub, control: Control) -> None:
+        self._hub = hub
+        self._control = control
+
+    def wait(self, rank: int, is_over: Callable[[], bool], what: str) -> None:
+        """Return when `is_over`; raise PeerGone if the rank is gone by then."""
+        started = time.monotonic()
+        while not is_over():
+            self.check(rank)
+            self._hub.sleep(is_over)
+            if not is_over():
+                self._control.check_waiting_for([rank], time.monotonic() - started, what)
+
+    def until(self, is_true: Callable[[], bool]) -> None:
+        while not is_true():
+            self._control.check()
+            self._hub.sleep(is_true)
+
+    def check(self, rank: int) -> None:
+        if rank in self._control.gone or rank in self._control.left:
+            raise PeerGone(rank, f"rank {rank} is gone")
+
+    def gone(self, ranks: tuple[int, ...]) -> frozenset[int]:
+        absent = self._control.gone.keys() | self._control.left
+        return frozenset(at for at, rank in enumerate(ranks) if rank in absent)
+
+
+class AloneWindow:
+    """The window of a world of one."""
+
+    num_calls = 0
+    sent_bytes = 0
+
+    def __init__(self, rank: int, functions: Functions) -> None:
+        self._rank = rank
+        self._functions = functions
+        self._published: torch.Tensor | None = None
+        self._version = 0
+
+    def publish(self, values: torch.Tensor) -> None:
+        self._published = values.clone()
+        self._version += 1
+
+    def get(self, position: int) -> Pending:
+        return Done(self._version, self._published)
+
+    def call(
+        self,
+        position: int,
+        function: str,
+        values: Memory | None = None,
+        out: Memory | None = None,
+        note: bytes = b"",
+    ) -> Pending:
+        return serve_oneself(self._functions, self._rank, function, values, out, note)
+
+    def until(self, is_true: Callable[[], bool], why: Callable[[], str]) -> None:
+        if not is_true():
+            raise RuntimeError(f"nobody is there who could help: {why()}")
+
+    def gone(self) -> frozenset[int]:
+        return frozenset()
