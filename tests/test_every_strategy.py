@@ -13,8 +13,6 @@ every_strategy = pytest.mark.parametrize("strategy", sorted(STRATEGIES))
 every_size = pytest.mark.parametrize("ranks", [2, 3, 4, 8, 64])
 
 LAYERS = [(4096, 0.01, 0.02), (256, 0.0, 0.0), (65536, 0.03, 0.05), (1024, 0.01, 0.01)]
-
-
 STEPS = 4
 
 
@@ -30,14 +28,7 @@ def test_every_rank_takes_every_step_whatever_the_jitter(strategy, ranks):
         jitter=Jitter(kind="exponential"),
         faults=(Fault(rank=ranks - 1, step=1, kind="slow", factor=10.0),),
     )
-    outcome = simulate(
-        workload(*LAYERS),
-        cluster(ranks, rate=1e6),
-        strategy,
-        steps=4,
-        bucket_bytes=5000,
-        conditions=jitter,
-    )
+    outcome = run(strategy, ranks, conditions=jitter)
     for rank in range(ranks):
         for kind in ("forward", "backward", "reduce", "gather"):
             steps = [t.step for t in outcome.trace.tasks if (t.rank, t.kind) == (rank, kind)]
@@ -49,32 +40,16 @@ def test_every_rank_takes_every_step_whatever_the_jitter(strategy, ranks):
 def test_a_step_is_never_faster_than_its_compute_nor_slower_than_everything_in_turn(
     strategy, ranks
 ):
-    outcome = simulate(
-        workload(*LAYERS), cluster(ranks, rate=1e6), strategy, steps=4, bucket_bytes=5000
-    )
-    one_by_one = simulate(
-        workload(*LAYERS),
-        cluster(ranks, rate=1e6),
-        strategy,
-        steps=4,
-        bucket_bytes=5000,
-        overlap=False,
-    )
+    overlapped, one_by_one = run(strategy, ranks), run(strategy, ranks, overlap=False)
     compute_s = sum(layer[1] + layer[2] for layer in LAYERS)
-    assert compute_s <= outcome.step_s <= one_by_one.step_s
+    assert compute_s <= overlapped.step_s
+    assert STEPS * compute_s <= overlapped.step_ends_s[-1] <= one_by_one.step_ends_s[-1]
 
 
 @every_strategy
 @every_size
 def test_tasks_of_a_lane_do_not_overlap_and_wait_for_what_they_say(strategy, ranks):
-    outcome = simulate(
-        workload(*LAYERS),
-        cluster(ranks, rate=1e6, latency_s=1e-3),
-        strategy,
-        steps=4,
-        bucket_bytes=5000,
-    )
-    tasks = outcome.trace.tasks
+    tasks = run(strategy, ranks).trace.tasks
     ends = {(task.rank, task.number): task.end_s for task in tasks}
     last: dict[tuple[int, str], float] = {}
     for task in tasks:

@@ -20,6 +20,7 @@ LAYERS = {
     "errors": 0,
     "seeds": 0,
     "files": 0,
+    "strategy_settings": 0,
     "config": 1,
     "launch": 1,
     "models": 1,

@@ -14,7 +14,7 @@ from syncline.errors import ConfigError, UsageError
 from syncline.loader import FlatLoader, ShardedLoader, check_one_shard
 from syncline.replica import Replica
 from syncline.session import current_session, open_session
-from syncline.strategies import STRATEGIES
+from syncline.strategies import Strategy, make_strategy
 
 
 def init(
@@ -44,7 +44,7 @@ def world_size() -> int:
 def distribute(
     model: nn.Module,
     optimizer: Optimizer,
-    strategy: str = "synchronous",
+    strategy: str | Strategy = "synchronous",
     *,
     shards: int | None = None,
     bucket_bytes: int | None = None,
@@ -55,26 +55,23 @@ def distribute(
 ) -> Replica:
     """Spread training over all ranks, in place: names and `state_dict()` stay as they are.
 
-    Every rank starts from rank 0's parameters. `shards` fixes the arithmetic (default: one per
-    rank), so that any number of ranks gives the same bits. `bucket_bytes` and `overlap` are chosen
-    and logged if None. `accumulate` says how many backward passes a step may have, where the first
-    step has fewer. `private_parameters` gives each rank a copy of its own. `early` allows updates
-    during backward where that fills a network's gaps; it takes memory for half the parameters.
+    Every rank starts from rank 0's parameters. `strategy` is a name, or an object with settings:
+    `Gossip(GossipSettings(period=10))` from `syncline.strategies`. `shards` fixes the arithmetic
+    (default: one per rank), so that any number of ranks gives the same bits. `bucket_bytes` and
+    `overlap` are chosen and logged if None. `accumulate` says how many backward passes a step may
+    have, where the first step has fewer. `private_parameters` gives each rank a copy of its own.
+    `early` allows updates during backward where that fills a network's gaps; it takes memory for
+    half the parameters.
     """
     session = current_session()
-    if strategy not in STRATEGIES:
-        raise ConfigError(
-            "strategy", f"got {strategy!r}", f"there are {', '.join(sorted(STRATEGIES))}", ""
-        )
-    if shards is not None and shards < session.world.size:
-        STRATEGIES[strategy]().check(session.world.size, shards)
+    chosen = make_strategy(strategy) if isinstance(strategy, str) else strategy
     for name, value in (("bucket_bytes", bucket_bytes), ("accumulate", accumulate)):
         if value is not None and value < 1:
             raise ConfigError(name, f"got {value}", "it must be at least 1", "Leave it out.")
     replica = Replica(
         model,
         optimizer,
-        STRATEGIES[strategy](),
+        chosen,
         session.comm,
         session.control,
         session.lane,

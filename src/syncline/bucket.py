@@ -60,6 +60,10 @@ class Update(Protocol):
     hyper: list[dict[str, Any]]
     """The settings of each parameter group for the next run."""
 
+    @property
+    def without(self) -> Set[int]:
+        """The parameters that are left out."""
+
     def run(self) -> None: ...
 
     def keep(self) -> None:

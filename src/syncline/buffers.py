@@ -19,6 +19,21 @@ from syncline.comm.tree import LeafPlan, Spread
 _STATISTICS = ("running_mean", "running_var")
 
 
+def flat_buffers(model: nn.Module) -> torch.Tensor:
+    """Return a copy of all buffers that hold numbers, one after the other."""
+    parts = [b.detach().reshape(-1).float() for b in model.buffers() if b.is_floating_point()]
+    return torch.cat(parts) if parts else torch.empty(0)
+
+
+def load_flat_buffers(model: nn.Module, flat: torch.Tensor) -> None:
+    """Put back what `flat_buffers` returned."""
+    at = 0
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            buffer.copy_(flat[at : at + buffer.numel()].view(buffer.shape))
+            at += buffer.numel()
+
+
 class Buffers:
     """The buffers of a model: statistics in flat memory of their own, the others where they are."""
 

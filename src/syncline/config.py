@@ -24,11 +24,7 @@ from msgspec import Meta, inspect
 from syncline.cluster import PRESETS
 from syncline.errors import ConfigError
 from syncline.sim.faults import Fault, LinkChange
-
-# A strategy's own settings, the table [strategy.NAME]: a frozen Struct, or None if it has none.
-STRATEGIES: dict[str, type[msgspec.Struct] | None] = {
-    "synchronous": None,
-}
+from syncline.strategy_settings import SETTINGS as STRATEGIES
 
 Option = bool | int | float | str | tuple[int, ...]
 

@@ -16,6 +16,8 @@ after its bucket was sent is refused, never dropped.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import os
 import time
@@ -39,7 +41,7 @@ from syncline.bucket import (
     place,
     view_of,
 )
-from syncline.buffers import Buffers
+from syncline.buffers import Buffers, flat_buffers, load_flat_buffers
 from syncline.clip import Norm
 from syncline.comm.base import Communicator, exchange_bytes, small_sum
 from syncline.comm.control import Control
@@ -910,7 +912,45 @@ class Replica:
         self.synchronize()
         self._take_back("optimizer state was asked for between backward and step()")
         self._lane.drain()
-        return self._lane.call(gather_optimizer_state, self._slots, self.buckets, self.group)
+        holders = self.strategy.state_group(self.comm)
+        return self._lane.call(gather_optimizer_state, self._slots, self.buckets, holders)
+
+    # What stands for the run as a whole.
+
+    def flat_buffers(self) -> torch.Tensor:
+        """Return a copy of all buffers that hold numbers, flat."""
+        return flat_buffers(self.model)
+
+    @contextlib.contextmanager
+    def whole(self, *, is_wanted: bool = True) -> Iterator[None]:
+        """Put into the model, for a while, what stands for the run as a whole.
+
+        That is this rank's own model, unless the strategy keeps one on every rank. Every rank calls
+        it at the same step; those that do not want the values help others to get them.
+        """
+        self.synchronize()
+        strategy: Any = self.strategy
+        found = None
+        if strategy.is_apart and self._is_built:
+            gather = functools.partial(strategy.gather, is_wanted=is_wanted)
+            found = self._lane.call(gather)
+        if found is None:
+            yield
+            return
+        memories = [bucket.parameters.memory.mine for bucket in self.buckets]
+        kept, kept_buffers = [memory.clone() for memory in memories], self.flat_buffers()
+        with torch.no_grad():
+            self._put(memories, *found)
+        yield
+        with torch.no_grad():
+            self._put(memories, kept, kept_buffers)
+
+    def _put(
+        self, memories: list[torch.Tensor], values: list[torch.Tensor], buffers: torch.Tensor
+    ) -> None:
+        for memory, value in zip(memories, values, strict=True):
+            memory.copy_(value)
+        load_flat_buffers(self.model, buffers)
 
     def detach(self) -> None:
         """Take the hooks off; the model keeps its parameters, in memory of its own."""

@@ -37,7 +37,7 @@ from syncline.replica import Replica
 from syncline.report.progress import Progress
 from syncline.seeds import seed_for
 from syncline.session import Session, close_session, fail_session, open_session
-from syncline.strategies import STRATEGIES
+from syncline.strategies import make_strategy
 
 EVALUATION_BATCH = 256
 
@@ -232,7 +232,7 @@ class _Run:
         self.replica = Replica(
             self.model,
             self.optimizer,
-            STRATEGIES[settings.name](),
+            make_strategy(settings.name, settings.settings, self.job.run.seed),
             self.session.comm,
             self.session.control,
             self.session.lane,
@@ -299,16 +299,13 @@ class _Run:
                 self.progress.start(job, replica.describe())
                 replica.waited_s = 0.0  # the first step waits for everybody's set-up
             done = step + 1
-            if job.run.evaluate_every and done % job.run.evaluate_every == 0 and done < self.total:
-                self._evaluate(done)
-            every = job.run.checkpoint_every
-            if (every and done % every == 0) or done == self.total:
-                self._save(done)
+            if done < self.total:
+                self._look_at_whole(done)
         replica.synchronize()
         seconds = time.perf_counter() - started
         if self.total > start:
             loss = self._finish_step(metrics, self.total, step_ends)
-        test_loss, accuracy = self._evaluate(self.total)
+        test_loss, accuracy, digest = self._look_at_whole(self.total)
         gaps = [end - start for start, end in itertools.pairwise(step_ends)]
         summary = Summary(
             steps=self.total,
@@ -318,7 +315,7 @@ class _Run:
             test_loss=test_loss,
             accuracy=accuracy,
             exposed_communication=self._exposed(step_ends),
-            weights_sha256=checkpoint.digest_of(self.model.state_dict()),
+            weights_sha256=digest,
             ranks=self.world.size,
             shards=self.shards,
             communicator=self.session.comm.name,
@@ -365,16 +362,37 @@ class _Run:
         metrics.flush()
         return loss
 
-    def _evaluate(self, step: int) -> tuple[float | None, float | None]:
-        """Test on data kept apart, spread over ranks in fixed parts. Every rank gets the result."""
+    def _look_at_whole(self, done: int) -> tuple[float | None, float | None, str]:
+        """Test and save what stands for the run as a whole, as far as it is time for that.
+
+        Returns test loss, accuracy and the digest of the weights after the last step.
+        """
+        run, is_last = self.job.run, done == self.total
+        evaluates = is_last or (run.evaluate_every and done % run.evaluate_every == 0)
+        saves = is_last or (run.checkpoint_every and done % run.checkpoint_every == 0)
+        if not (evaluates or saves):
+            return None, None, ""
+        optimizer_state = self.replica.optimizer_state() if saves else {}
+        found: tuple[float | None, float | None] = (None, None)
+        is_apart = self.replica.strategy.is_apart
+        with self.replica.whole(is_wanted=self.is_first):
+            if saves and self.is_first:
+                self._save(done, optimizer_state)
+            if evaluates and (self.is_first or not is_apart):
+                found = self._evaluate(done, spread=not is_apart)
+            return *found, checkpoint.digest_of(self.model.state_dict()) if is_last else ""
+
+    def _evaluate(self, step: int, *, spread: bool) -> tuple[float | None, float | None]:
+        """Test on data kept apart: alone, or spread over ranks in fixed parts, all get it all."""
         if self.data.test is None:
             return None, None
         self._note("evaluate")
         num_samples = len(self.data.test)
         num_parts = -(-num_samples // EVALUATION_BATCH)
-        mine = range(*shard_range(num_parts, self.world.size, self.world.rank))
-        results = evaluate(self.model, self.data.test, mine)
-        loss, correct = self._sum(torch.from_numpy(results)).sum(dim=0).tolist()
+        place = (self.world.size, self.world.rank) if spread else (1, 0)
+        mine = range(*shard_range(num_parts, *place))
+        results = torch.from_numpy(evaluate(self.model, self.data.test, mine))
+        loss, correct = (self._sum(results) if spread else results).sum(dim=0).tolist()
         self.progress.evaluated(step, loss / num_samples, correct / num_samples)
         return loss / num_samples, correct / num_samples
 
@@ -397,14 +415,12 @@ class _Run:
             ranks = [Trace.from_bytes(each) for each in everybody]
             Trace(tuple(task for rank in ranks for task in rank.tasks)).write(path)
 
-    def _save(self, step: int) -> None:
+    def _save(self, step: int, optimizer_state: dict[str, dict[str, Any]]) -> None:
         self._note("save")
-        whole = self.replica.optimizer_state()
-        if self.is_first:
-            saved = checkpoint.Checkpoint(
-                step, self.job, self.model.state_dict(), whole, self.replica.strategy.state()
-            )
-            checkpoint.save(self.out / "checkpoints", saved)
+        saved = checkpoint.Checkpoint(
+            step, self.job, self.model.state_dict(), optimizer_state, self.replica.strategy.state()
+        )
+        checkpoint.save(self.out / "checkpoints", saved)
 
 
 def keep_metrics_until(path: Path, step: int) -> None:

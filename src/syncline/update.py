@@ -186,7 +186,7 @@ class StripUpdate:
         self.hyper = snapshot(optimizer)
         self.runs = self._cut(list(pieces_of(bucket, start, stop)), merge=reach is Reach.ELEMENT)
         self._is_merged = any(len(run.pieces) > 1 for run in self.runs)
-        self._without: Set[int] = frozenset()
+        self.without: Set[int] = frozenset()
         groups: list[list[torch.Tensor]] = [[] for _ in self.hyper]
         for run in self.runs:
             groups[run.group].append(run.tensor)
@@ -234,9 +234,9 @@ class StripUpdate:
 
     def leave_out(self, numbers: Set[int]) -> None:
         """Do not touch these parameters in the next update: no rank has a gradient for them."""
-        if numbers == self._without:
+        if numbers == self.without:
             return
-        self._without = numbers
+        self.without = numbers
         if self._is_merged:
             self._separate()
         for run in self.runs:

@@ -171,7 +171,8 @@ class NetworkWindow:
         else:
             out = self._pool.take(num_out // self._dtype.itemsize) if num_out else None
             call = Call(rank, values, out, note)
-            result = self._in_order[function](call)
+            with torch.no_grad():
+                result = self._in_order[function](call)
             if out is not None:
                 self._pool.give(out, [self._streams.send(rank, _BULK, out)])
         self._streams.send_bytes(rank, _ANSWERS, _ANSWER.pack(number, result))

@@ -25,7 +25,6 @@ from syncline.comm.window import (
     Pending,
     Window,
     bytes_moved,
-    serve_oneself,
 )
 from syncline.errors import CommError, PeerGone
 from syncline.perf.cost import Phase, plan
@@ -438,24 +437,29 @@ class VirtualWindow:
         note: bytes = b"",
     ) -> Pending:
         owner, rank = self._end(position), self._me.rank
-        if owner is self:
-            return serve_oneself(self.functions, rank, function, values, out, note)
         asked = self._ask(position, function)
         if asked.is_over():
             return asked
-        self.sent_bytes += bytes_moved(values, out)
+        is_mine = owner is self
 
         def serve() -> None:
             call = Call.of(rank, values, out, note)
             with torch.no_grad():
                 result = owner.functions[function](call)
             owner._me.look_up(self._world.clock)
-            self._send_back(asked, bytes_moved(out), lambda: self._answer(asked, result))
+            if is_mine:
+                self._answer(asked, result)
+            else:
+                self._send_back(asked, bytes_moved(out), lambda: self._answer(asked, result))
 
         def arrive() -> None:
             self._world.serve(asked.owner, serve)
 
-        self._world.carry(rank, asked.owner.rank, bytes_moved(values), arrive)
+        if is_mine:
+            arrive()
+        else:
+            self.sent_bytes += bytes_moved(values, out)
+            self._world.carry(rank, asked.owner.rank, bytes_moved(values), arrive)
         return asked
 
     def _end(self, position: int) -> VirtualWindow:
@@ -469,7 +473,7 @@ class VirtualWindow:
         if owner.died:
             asked.done.set()
         else:
-            self.num_calls += 1
+            self.num_calls += owner is not self._me
             owner.asked[asked] = None
         return asked
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from syncline import checkpoint
 from syncline.bucket import Bucket, Slot, add_gradient, view_of
-from syncline.buffers import Buffers
+from syncline.buffers import Buffers, flat_buffers, load_flat_buffers
 from syncline.clip import Norm
 from syncline.comm.base import Communicator, Partials
 from syncline.config import Job
@@ -107,6 +107,19 @@ class RankLearner:
         return StripUpdate(
             learning.optimizer, bucket, memory, low, high, learning.reach, learning.group_of
         )
+
+    def flat_buffers(self) -> torch.Tensor:
+        self.borrow()
+        return flat_buffers(self._learning.model)
+
+    def take_over(
+        self, rank: VirtualRank, buckets: list[torch.Tensor], buffers: torch.Tensor
+    ) -> None:
+        """Put what stands for the run as a whole in this rank's place."""
+        with torch.no_grad():
+            for bucket, values in zip(rank.buckets, buckets, strict=True):
+                bucket.parameters.memory.mine.copy_(values)
+            load_flat_buffers(self.borrow(), buffers)
 
     def borrow(self) -> nn.Module:
         """Put this rank's vectors into the model object."""

@@ -59,6 +59,9 @@ class Learner(Protocol):
     def compute(self, rank: VirtualRank, step: int, shard: int) -> None:
         """Run forward and backward of one shard; leave the gradients in the buckets."""
 
+    def flat_buffers(self) -> torch.Tensor:
+        """Return a copy of all buffers, flat."""
+
     def hyper(self, step: int) -> Hyper:
         """Return the optimizer's settings in a step."""
 
@@ -100,6 +103,8 @@ class VirtualRank:
         self.step_ends_s: list[float] = []
         self.waited_s = 0.0
         self.ended_s = 0.0
+        self.whole: tuple[list[torch.Tensor], torch.Tensor] | None = None
+        """What stands for the run as a whole, where the ranks part: buckets and buffers."""
         self._loaded_s = 0.0
         self.on_step: Callable[[int], None] = lambda step: None
         self._layers = layers
@@ -129,6 +134,12 @@ class VirtualRank:
             inner = self.learner.update_of(bucket, parameters, gradient, low, high)
         size_bytes = (high - low) * bucket.dtype.itemsize
         return _TimedUpdate(self, inner, size_bytes / self.world.cluster.update_bytes_per_s)
+
+    def flat_buffers(self) -> torch.Tensor:
+        """Return a copy of all buffers, flat."""
+        if self.learner is None:
+            return torch.empty(0, device=self.world.device)
+        return self.learner.flat_buffers()
 
     def cut(self, bucket: Bucket, comm: Communicator, num_owners: int) -> tuple[int, ...]:
         """Cut a bucket into strips that the optimizer can update one by one."""
@@ -186,6 +197,13 @@ class VirtualRank:
         for bucket in self.buckets:
             self._await(bucket, settings.steps)
         self.ended_s = self._clock.now_s
+        if self.learner is not None and self.strategy.is_apart:
+            self._lane.submit(self._gather)
+            self._lane.drain()
+
+    def _gather(self) -> None:
+        strategy: Any = self.strategy
+        self.whole = strategy.gather(is_wanted=self.rank == 0)
 
     def _load(self, step: int) -> None:
         """Wait for the step's input, which is loaded while the step before it runs."""
@@ -322,6 +340,7 @@ class _TimedUpdate:
         self._inner = inner
         self._seconds = seconds
         self.hyper: list[dict[str, Any]] = []
+        self.without: Set[int] = frozenset()
 
     def run(self) -> None:
         if self._inner is not None:
@@ -336,6 +355,7 @@ class _TimedUpdate:
     undo = keep
 
     def leave_out(self, numbers: Set[int]) -> None:
+        self.without = numbers
         if self._inner is not None:
             self._inner.leave_out(numbers)
 

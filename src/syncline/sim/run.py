@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import statistics
@@ -22,7 +23,7 @@ from syncline.sim.faults import Conditions
 from syncline.sim.learn import Learning, RankLearner, slots_of
 from syncline.sim.link import Port
 from syncline.sim.rank import Settings, VirtualRank
-from syncline.strategies import STRATEGIES
+from syncline.strategies import make_strategy
 from syncline.strategies.base import Strategy
 from syncline.workload import Workload
 
@@ -85,7 +86,7 @@ def simulate(
     With `learning` the ranks compute on its data, otherwise sizes alone go round. `on_step` hears
     of every step that rank 0 has finished.
     """
-    make = STRATEGIES[strategy] if isinstance(strategy, str) else strategy
+    make = strategy if callable(strategy) else functools.partial(make_strategy, strategy)
     conditions = conditions or Conditions()
     conditions.check(cluster.ranks, cluster.machines)
     settings = Settings(
@@ -189,6 +190,8 @@ def _outcome(
         learner = ranks[0].learner
         assert isinstance(learner, RankLearner)
         learner.borrow()
+        if ranks[0].whole is not None:
+            learner.take_over(ranks[0], *ranks[0].whole)
         test_loss, accuracy = learning.evaluate()
         found = {
             "losses": tuple(learning.losses[step] for step in sorted(learning.losses)),

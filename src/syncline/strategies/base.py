@@ -21,6 +21,15 @@ class Spreadable(Protocol):
 
     buckets: list[Bucket]
 
+    def cut(self, bucket: Bucket, comm: Communicator, num_owners: int) -> tuple[int, ...]:
+        """Cut a bucket into strips that the optimizer can update one by one.
+
+        Those of the first `num_owners` positions hold everything.
+        """
+
+    def flat_buffers(self) -> torch.Tensor:
+        """Return a copy of all buffers that hold numbers, flat; empty in virtual time's sizes."""
+
     def update_of(
         self, bucket: Bucket, parameters: torch.Tensor, gradient: torch.Tensor, low: int, high: int
     ) -> Update:
@@ -44,6 +53,10 @@ class Strategy:
         """Return the ranks that hold one set of parameters and add up their gradients."""
         return comm
 
+    def state_group(self, comm: Communicator) -> Communicator:
+        """Return the ranks that hold the optimizer's state together, each its strips."""
+        return self.group(comm)
+
     def start(self, replica: Spreadable, comm: Communicator) -> None:
         """Allocate state; the buckets are laid out. Every rank calls it."""
 
@@ -55,6 +68,9 @@ class Strategy:
 
     def before_use(self, bucket: Bucket) -> None:
         """The bucket's parameters will be read next. First layers come first."""
+
+    is_apart = False
+    """Whether each rank has parameters of its own; then `collect` says which count."""
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return what a checkpoint must hold besides parameters and optimizer state."""

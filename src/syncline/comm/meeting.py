@@ -1,0 +1,60 @@
+"""Meetings of ranks that otherwise do not wait for each other. Who is gone is not waited for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from syncline.comm.base import Communicator
+from syncline.comm.window import Call
+
+
+class Meeting:
+    """Tells every rank how far each of the others has come. Every rank makes one."""
+
+    def __init__(self, comm: Communicator, name: str = "meeting") -> None:
+        self._comm = comm
+        self._name = name
+        self.reached: Counter[int] = Counter()
+        """The number that each rank has told last, by rank."""
+        self._window = comm.window(0, torch.float32, {"reach": self._serve})
+        self._num_met = 0
+
+    def _serve(self, call: Call) -> int:
+        number = int(call.note)
+        self.reached[call.sender] = max(self.reached[call.sender], number)
+        return number
+
+    def tell(self, number: int) -> None:
+        """Tell every rank, oneself included, a number that only grows."""
+        for position in range(self._comm.size):
+            # Nobody waits for an answer. Who is gone hears nothing.
+            if position not in self._window.gone():
+                self._window.call(position, "reach", note=b"%d" % number)
+
+    def until(self, number: int, ranks: tuple[int, ...] | None = None) -> None:
+        """Wait until all ranks, or some, that are not gone have told a number or more."""
+        positions = [
+            at for at, rank in enumerate(self._comm.ranks) if ranks is None or rank in ranks
+        ]
+
+        def late() -> list[int]:
+            gone = self._window.gone()
+            there = [self._comm.ranks[at] for at in positions if at not in gone]
+            return [rank for rank in there if self.reached[rank] < number]
+
+        self._window.until(
+            lambda: not late(), lambda: f"{self._name} {number} waits for rank {late()}"
+        )
+
+    def meet(self) -> None:
+        """Return when every rank that is not gone has called it as often as this one."""
+        self._num_met += 1
+        self.tell(self._num_met)
+        self.until(self._num_met)
+
+    def living(self) -> list[int]:
+        """Return the positions of ranks that are not gone."""
+        gone = self._window.gone()
+        return [position for position in range(self._comm.size) if position not in gone]

@@ -1,0 +1,88 @@
+"""Strategies whose ranks hold parameters of their own and do not wait for each other."""
+
+from __future__ import annotations
+
+import torch
+
+from syncline.bucket import Bucket, Step
+from syncline.comm.alone import Alone
+from syncline.comm.base import Communicator
+from syncline.comm.meeting import Meeting
+from syncline.comm.window import Window
+from syncline.strategies.base import Spreadable, Strategy
+
+
+class Apart(Strategy):
+    """Each rank computes its own gradient; what is exchanged is the business of subclasses.
+
+    Parts that every such strategy has: a group of one, and meetings, at which the values that
+    stand for the run as a whole are put together.
+    """
+
+    is_apart = True
+
+    def group(self, comm: Communicator) -> Communicator:
+        self._alone = comm if comm.size == 1 else Alone(comm.ranks[comm.position])
+        return self._alone
+
+    def state_group(self, comm: Communicator) -> Communicator:
+        return self._alone
+
+    def start(self, replica: Spreadable, comm: Communicator) -> None:
+        self.comm = comm
+        self.buckets = replica.buckets
+        self.meeting = Meeting(comm)
+        self._replica = replica
+        self._statistics = comm.window(replica.flat_buffers().numel(), torch.float32, {})
+        self.open(replica)
+        comm.barrier()  # nobody comes before every window is open
+
+    def open(self, replica: Spreadable) -> None:
+        """Make windows and state. Every rank calls it."""
+
+    def gradient_ready(self, bucket: Bucket) -> None:
+        self._alone.reduce_scatter(bucket.gradient)
+
+    def step_entered(self, step: Step) -> None:
+        self._alone.all_reduce(step.flags)
+        if step.statistics is not None:
+            self._alone.all_reduce(step.statistics)
+
+    def in_turn(self) -> list[int]:
+        """Return all positions, this rank's first: so that not all ranks ask the same one first."""
+        size, mine = self.comm.size, self.comm.position
+        return [(mine + turn) % size for turn in range(size)]
+
+    def gather(self, *, is_wanted: bool) -> tuple[list[torch.Tensor], torch.Tensor] | None:
+        """Return what stands for the run as a whole: buckets' values, and buffers.
+
+        Every rank that is there calls it; it waits for all of them. Buffers are the mean over
+        ranks.
+        """
+        self.expose()
+        self._statistics.publish(self._replica.flat_buffers())
+        self.meeting.meet()
+        whole = None
+        if is_wanted:
+            buckets = [self.collect(bucket) for bucket in self.buckets]
+            whole = buckets, self.mean(self._statistics, self._replica.flat_buffers())
+        self.meeting.meet()
+        return whole
+
+    def mean(self, window: Window, like: torch.Tensor) -> torch.Tensor:
+        """Return the mean of what the ranks that are there have published."""
+        total, count = torch.zeros_like(like, dtype=torch.float64), 0
+        for position in self.meeting.living():
+            pending = window.get(position)
+            pending.wait()
+            total += pending.values
+            count += 1
+            pending.release()
+        return total.div_(count).to(like.dtype)
+
+    def expose(self) -> None:
+        """Let others have what their `collect` needs."""
+
+    def collect(self, bucket: Bucket) -> torch.Tensor:
+        """Return a bucket's values that stand for the run as a whole."""
+        raise NotImplementedError

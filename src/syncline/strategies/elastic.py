@@ -1,0 +1,167 @@
+"""Elastic averaging: ranks explore on their own, tied to a common center by springs.
+
+Zhang, Choromanska and LeCun 2015 (arXiv 1412.6651), as in Jin et al. 2016 (arXiv 1611.04581).
+Every `period` steps, with a = beta / ranks and both sides using the other's value from before:
+
+    d = a (x - c);  c <- c + d;  x <- step of the user's optimizer from x, then minus d
+
+With a momentum optimizer that is EAMSGD. The center lies in strips, one per rank, on which calls
+are served one after the other. The exchange needs the parameters of before the step alone, so it
+runs while backward still computes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from syncline.bucket import Bucket, Step
+from syncline.comm.base import Memory
+from syncline.comm.window import Call, Pending, Window
+from syncline.errors import PeerGone
+from syncline.strategies.apart import Apart
+from syncline.strategies.base import Spreadable
+from syncline.strategy_settings import ElasticSettings
+
+
+class Elastic(Apart):
+    """EASGD, asynchronous or not."""
+
+    def __init__(self, settings: ElasticSettings | None = None, seed: int = 0) -> None:
+        self.settings = settings or ElasticSettings()
+
+    def open(self, replica: Spreadable) -> None:
+        self._rate = self.settings.beta / self.comm.size
+        self._centers = [self._center_of(replica, bucket) for bucket in self.buckets]
+
+    def _center_of(self, replica: Spreadable, bucket: Bucket) -> _Center:
+        comm = self.comm
+        cuts = replica.cut(bucket, comm, comm.size)
+        memory = bucket.parameters.memory
+        waits_for = comm.size if self.settings.synchronous else 1
+        moves = comm.allocate(bucket.num_elements, bucket.dtype)
+        center = _Center(memory, cuts, moves, self._rate, waits_for)
+        center.strip(comm.position)
+        functions = {"pull": center.pull, "read": center.read}
+        center.window = comm.window(0, bucket.dtype, functions)
+        return center
+
+    def _is_due(self, bucket: Bucket) -> bool:
+        return (bucket.step + 1) % self.settings.period == 0
+
+    def gradient_ready(self, bucket: Bucket) -> None:
+        super().gradient_ready(bucket)
+        if self._is_due(bucket) and not self.settings.synchronous:
+            self._ask(bucket)
+
+    def step_entered(self, step: Step) -> None:
+        super().step_entered(step)
+        if self.settings.synchronous and (step.number + 1) % self.settings.period == 0:
+            self.meeting.meet()  # the centers have moved for the last exchange
+
+    def before_use(self, bucket: Bucket) -> None:
+        if not self._is_due(bucket):
+            bucket.update_strip()
+            return
+        if self.settings.synchronous:
+            self._ask(bucket)
+        center = self._centers[bucket.index]
+        for number, pending in center.asked.items():
+            try:
+                pending.wait()
+            except PeerGone:
+                center.part(center.moves, number).mine.zero_()
+        center.asked = {}
+        bucket.update_strip()
+        bucket.parameters.memory.mine.sub_(center.moves.mine)
+
+    def _ask(self, bucket: Bucket) -> None:
+        """Tell every strip of the center where this rank stands, and ask by how much to move."""
+        center = self._centers[bucket.index]
+        owners = center.owners()
+        for number in self.in_turn():
+            if number not in owners:
+                continue
+            owner = owners[number]
+            where = center.part(bucket.parameters.memory, number)
+            moves = center.part(center.moves, number)
+            note = b"%d" % number
+            center.asked[number] = center.window.call(owner, "pull", where, moves, note)
+
+    def collect(self, bucket: Bucket) -> torch.Tensor:
+        """Return the center."""
+        center = self._centers[bucket.index]
+        for number, owner in center.owners().items():
+            strip = center.part(center.moves, number)
+            center.window.call(owner, "read", None, strip, b"%d" % number).wait()
+        return center.moves.mine.clone()
+
+
+class _Center:
+    """The strips of one bucket's center that a rank holds, and the way to the others.
+
+    Where a strip's owner is gone the next rank that is there takes it over, and begins with its own
+    parameters: they are never far from the center.
+    """
+
+    window: Window
+
+    def __init__(
+        self,
+        parameters: Memory,
+        cuts: tuple[int, ...],
+        moves: Memory,
+        rate: float,
+        waits_for: int,
+    ) -> None:
+        self._parameters = parameters
+        self._cuts = cuts
+        self.moves = moves
+        self._rate = rate
+        self._waits_for = waits_for
+        self._strips: dict[int, torch.Tensor] = {}
+        self._waiting: dict[int, list[torch.Tensor]] = {}
+        self._num_moves = 0
+        self.asked: dict[int, Pending] = {}
+
+    def part(self, memory: Memory, number: int) -> Memory:
+        return memory.part(self._cuts[number], self._cuts[number + 1])
+
+    def strip(self, number: int) -> torch.Tensor:
+        if number not in self._strips:
+            self._strips[number] = self.part(self._parameters, number).mine.clone()
+        return self._strips[number]
+
+    def owners(self) -> dict[int, int]:
+        """Return, for each strip that holds anything, the position that holds it now."""
+        size, gone = len(self._cuts) - 1, self.window.gone()
+        owners = {}
+        for number in range(size):
+            if self._cuts[number] < self._cuts[number + 1]:
+                owner = number
+                while owner % size in gone:
+                    owner += 1
+                owners[number] = owner % size
+        return owners
+
+    def pull(self, call: Call) -> int:
+        """Answer a rank by how much it moves; move as much towards it, when all have come."""
+        assert call.values is not None
+        assert call.out is not None
+        number = int(call.note)
+        center = self.strip(number)
+        torch.sub(call.values, center, out=call.out).mul_(self._rate)
+        if self._waits_for == 1:
+            center.add_(call.out)
+        else:
+            moves = self._waiting.setdefault(number, [])
+            moves.append(call.out.clone())
+            if len(moves) >= self._waits_for - len(self.window.gone()):
+                for move in self._waiting.pop(number):
+                    center.add_(move)
+        self._num_moves += 1
+        return self._num_moves
+
+    def read(self, call: Call) -> int:
+        assert call.out is not None
+        call.out.copy_(self.strip(int(call.note)))
+        return self._num_moves

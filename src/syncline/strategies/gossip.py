@@ -1,0 +1,161 @@
+"""Gossip SGD: every rank steps alone and mixes its parameters with one partner's.
+
+Jin et al. 2016 (arXiv 1611.04581); exact rules from the first author's code. After the local step
+a rank draws a partner j, itself included.
+
+- Pull: it publishes its parameters; if j is another rank, it takes the mean with what j has
+  published last. Nobody waits for anybody.
+- Push: if j is another rank, it sends its parameters there. What has arrived meanwhile, n vectors
+  with sum S, is mixed in: (s x + S) / (n + s), with s = 2 if it drew itself, else 1.
+
+Push-sum (Kempe et al. 2003) sends half of a rank's weight along and divides by the weights: the
+weighted mean over ranks is then kept whatever the topology. Here the weights multiply parameters;
+the local step is the user's optimizer's, whatever the weight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import struct
+
+import torch
+
+from syncline.bucket import Bucket
+from syncline.comm.base import Memory
+from syncline.comm.window import Call, Pending, Window
+from syncline.errors import ConfigError, PeerGone
+from syncline.seeds import seed_for
+from syncline.strategies.apart import Apart
+from syncline.strategies.base import Spreadable
+from syncline.strategy_settings import GossipSettings
+
+_WEIGHT = struct.Struct("<d")
+
+
+class Gossip(Apart):
+    """Mixes with one partner at a time."""
+
+    def __init__(self, settings: GossipSettings | None = None, seed: int = 0) -> None:
+        self.settings = settings or GossipSettings()
+        self._seed = seed
+
+    def check(self, world_size: int, shards: int) -> None:
+        super().check(world_size, shards)
+        settings = self.settings
+        if settings.partners == "hypercube" and world_size & (world_size - 1):
+            raise ConfigError(
+                "strategy.gossip.partners",
+                f'got "hypercube" with {world_size} ranks',
+                "a hypercube has 2, 4, 8, ... corners",
+                f'Use "exponential", or {1 << world_size.bit_length()} ranks.',
+            )
+        if settings.push_sum and settings.rule == "pull":
+            raise ConfigError(
+                "strategy.gossip.push_sum",
+                'got true with rule = "pull"',
+                "what is pulled has no weight",
+                'Use rule = "push".',
+            )
+
+    def open(self, replica: Spreadable) -> None:
+        comm, rule = self.comm, self.settings.rule
+        self._step_bucket = self._pull if rule == "pull" else self._push
+        is_early = self.settings.early
+        self._is_early = comm.num_machines > 1 if is_early == "auto" else is_early
+        self._boxes = [_Box(self.comm.allocate, bucket, rule == "push") for bucket in self.buckets]
+        for bucket, box in zip(self.buckets, self._boxes, strict=True):
+            box.window = comm.window(bucket.num_elements, bucket.dtype, {"push": box.take})
+            box.window.publish(bucket.parameters.memory.mine)
+
+    def before_use(self, bucket: Bucket) -> None:
+        bucket.update_strip()
+        if (bucket.step + 1) % self.settings.period == 0:
+            self._step_bucket(bucket, self._boxes[bucket.index])
+
+    def partner(self, step: int) -> int:
+        """Return the position of this rank's partner after a step; perhaps its own."""
+        size, mine = self.comm.size, self.comm.position
+        turn = step // self.settings.period
+        if self.settings.partners == "uniform":
+            return random.Random(seed_for(self._seed, "partner", mine, turn)).randrange(size)
+        if self.settings.partners == "ring":
+            return (mine + 1) % size
+        hop = 1 << turn % max(1, (size - 1).bit_length())
+        return mine ^ hop if self.settings.partners == "hypercube" else (mine + hop) % size
+
+    def _pull(self, bucket: Bucket, box: _Box) -> None:
+        mine = bucket.parameters.memory.mine
+        box.window.publish(mine)
+        with contextlib.suppress(PeerGone):  # as if it had drawn itself
+            fetched = box.fetched or self._fetch(box, bucket.step)
+            if fetched is not None:
+                fetched.wait()
+                mine.lerp_(fetched.values, 0.5)
+                fetched.release()
+        box.fetched = None
+        if self._is_early:
+            box.fetched = self._fetch(box, bucket.step + self.settings.period)
+
+    def _fetch(self, box: _Box, step: int) -> Pending | None:
+        partner = self.partner(step)
+        if partner == self.comm.position or partner in box.window.gone():
+            return None
+        return box.window.get(partner)
+
+    def _push(self, bucket: Bucket, box: _Box) -> None:
+        mine = bucket.parameters.memory.mine
+        partner = self.partner(bucket.step)
+        is_sent = partner != self.comm.position and partner not in box.window.gone()
+        if self.settings.push_sum:
+            sent = kept = box.weight / 2 if is_sent else box.weight
+        else:
+            sent, kept = 1.0, 1.0 if is_sent else 2.0
+        if is_sent:
+            box.send(partner, mine, sent)
+        if box.arrived_weight:
+            total = kept + box.arrived_weight
+            mine.mul_(kept / total).add_(box.arrived, alpha=1 / total)
+            kept = total
+        box.arrived.zero_()
+        box.arrived_weight, box.weight = 0.0, kept
+
+    def expose(self) -> None:
+        for bucket, box in zip(self.buckets, self._boxes, strict=True):
+            box.window.publish(bucket.parameters.memory.mine)
+
+    def collect(self, bucket: Bucket) -> torch.Tensor:
+        """Return the mean over all ranks that are there."""
+        return self.mean(self._boxes[bucket.index].window, bucket.parameters.memory.mine)
+
+
+class _Box:
+    """What a rank keeps for one bucket."""
+
+    window: Window
+
+    def __init__(self, allocate, bucket: Bucket, pushes: bool) -> None:  # type: ignore[no-untyped-def]
+        size = bucket.num_elements if pushes else 0
+        self.arrived = torch.zeros_like(bucket.parameters.memory.mine[:size])
+        self.arrived_weight = 0.0
+        self.weight = 1.0
+        self._outgoing: Memory = allocate(size, bucket.dtype)
+        self._sending: Pending | None = None
+        self.fetched: Pending | None = None
+
+    def send(self, partner: int, values: torch.Tensor, weight: float) -> None:
+        """Send a copy, so that the rank may go on; one at a time."""
+        if self._sending is not None:
+            with contextlib.suppress(PeerGone):  # who is gone took its share along
+                self._sending.wait()
+        self._outgoing.mine.copy_(values)
+        note = _WEIGHT.pack(weight)
+        self._sending = self.window.call(partner, "push", self._outgoing, note=note)
+
+    def take(self, call: Call) -> int:
+        """Add what a peer has pushed."""
+        (weight,) = _WEIGHT.unpack(call.note)
+        assert call.values is not None
+        self.arrived.add_(call.values, alpha=weight)
+        self.arrived_weight += weight
+        return 0

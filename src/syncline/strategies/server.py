@@ -1,0 +1,174 @@
+"""Asynchronous SGD with a parameter server: push gradients, pull parameters, wait for nobody.
+
+Dean et al. 2012 (Downpour); the form of Zhang et al.'s code (papers.md 2.2). The parameters lie in
+strips on all ranks, or on some that do nothing else. The user's optimizer runs where the strip is,
+once for every push, and the answer to a push is the strip after it. Between pushes, with a
+`period` above 1, a worker goes on with the user's optimizer on its own copy; what it pushes then is
+the sum of its gradients since the last push.
+
+Staleness of a push: how many other updates a strip has seen since the worker pulled it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import torch
+
+from syncline.bucket import Bucket, Step, Update
+from syncline.comm.base import Communicator, Memory
+from syncline.comm.meeting import Meeting
+from syncline.comm.window import Call, Window
+from syncline.errors import ConfigError
+from syncline.strategies.apart import Apart
+from syncline.strategies.base import Spreadable
+from syncline.strategy_settings import ServerSettings
+
+
+class _Note(msgspec.Struct, array_like=True):
+    """What goes along with a push: settings of the step, and the version that was pulled last."""
+
+    version: int
+    hyper: list[dict[str, float]]
+    without: list[int]
+
+
+class Server(Apart):
+    """Workers and servers; every rank is both unless some do nothing but serve."""
+
+    def __init__(self, settings: ServerSettings | None = None, seed: int = 0) -> None:
+        self.settings = settings or ServerSettings()
+        self.staleness: Counter[int] = Counter()
+        """How often a push to this rank's strips had which staleness."""
+
+    def check(self, world_size: int, shards: int) -> None:
+        super().check(world_size, shards)
+        if self.settings.servers >= world_size:
+            raise ConfigError(
+                "strategy.server.servers",
+                f"got {self.settings.servers} with {world_size} ranks",
+                "somebody has to work",
+                f"Use at most {world_size - 1}, or 0 for strips on all ranks.",
+            )
+
+    def open(self, replica: Spreadable) -> None:
+        self._progress = Meeting(self.comm, "step")
+        self._strips = [_Strip(self, replica, bucket) for bucket in self.buckets]
+
+    def step_entered(self, step: Step) -> None:
+        super().step_entered(step)
+        ahead = self.settings.max_staleness
+        if ahead != "none":
+            self._progress.tell(step.number + 1)
+            self._progress.until(step.number + 1 - ahead)
+
+    def state_group(self, comm: Communicator) -> Communicator:
+        return comm
+
+    def before_use(self, bucket: Bucket) -> None:
+        strip = self._strips[bucket.index]
+        strip.gather(bucket)
+        if (bucket.step + 1) % self.settings.period == 0:
+            strip.push(bucket)
+        else:
+            strip.step_alone(bucket)
+
+    def collect(self, bucket: Bucket) -> torch.Tensor:
+        """Return the parameters as the servers have them."""
+        return self._strips[bucket.index].read()
+
+
+class _Strip:
+    """A rank's strip of one bucket, and the way to the other strips."""
+
+    window: Window
+
+    def __init__(self, server: Server, replica: Spreadable, bucket: Bucket) -> None:
+        comm = server.comm
+        self._server = server
+        self._mine = bucket.parameters.memory
+        self._free = bucket.gradient.slots[0]
+        servers = server.settings.servers or comm.size
+        self._cuts = replica.cut(bucket, comm, servers)
+        low, high = self._cuts[comm.position : comm.position + 2]
+        # Laid out as the bucket, for the optimizer; pages outside the strip are never touched.
+        values = torch.empty_like(self._mine.mine)
+        gradient = torch.empty_like(self._mine.mine)
+        self._values, self._gradient = values[low:high], gradient[low:high]
+        self._values.copy_(self._mine.mine[low:high])
+        self._local: Update = bucket.update
+        self.update = bucket.update = replica.update_of(bucket, values, gradient, low, high)
+        self._version = 0
+        self._pulled = [0] * comm.size
+        self._sum: Memory | None = None
+        if server.settings.period > 1:
+            self._sum = comm.allocate(bucket.num_elements, bucket.dtype)
+        functions = {"push": self._serve_push, "read": self._serve_read}
+        self.window = comm.window(0, bucket.dtype, functions)
+
+    def gather(self, bucket: Bucket) -> None:
+        """Add up gradients between pushes."""
+        if self._sum is not None:
+            self._sum.mine.add_(bucket.gradient.slots[0].mine)
+
+    def step_alone(self, bucket: Bucket) -> None:
+        """Go on with the worker's own copy until the next push."""
+        self._local.hyper = bucket.update.hyper
+        self._local.leave_out(bucket.update.without)
+        self._local.run()
+
+    def push(self, bucket: Bucket) -> None:
+        """Push the gradient to every strip and pull what becomes of it."""
+        gradient = self._sum or bucket.gradient.slots[0]
+        hyper = [_numbers(group) for group in bucket.update.hyper]
+        without = sorted(bucket.update.without)
+        pending = {}
+        for position, low, high in self._places():
+            note = msgspec.json.encode(_Note(self._pulled[position], hyper, without))
+            values, out = gradient.part(low, high), self._mine.part(low, high)
+            pending[position] = self.window.call(position, "push", values, out, note)
+        for position, one in pending.items():
+            self._pulled[position] = one.wait()
+        if self._sum is not None:
+            self._sum.mine.zero_()
+
+    def read(self) -> torch.Tensor:
+        """Return all strips; the gradient's memory is free for it between two steps."""
+        for position, low, high in self._places():
+            self.window.call(position, "read", None, self._free.part(low, high)).wait()
+        return self._free.mine.clone()
+
+    def _places(self) -> list[tuple[int, int, int]]:
+        ends = [(at, *self._cuts[at : at + 2]) for at in self._server.in_turn()]
+        return [(at, low, high) for at, low, high in ends if low < high]
+
+    def _serve_push(self, call: Call) -> int:
+        assert call.values is not None
+        assert call.out is not None
+        note = msgspec.json.decode(call.note, type=_Note)
+        self._server.staleness[self._version - note.version] += 1
+        self._gradient.copy_(call.values)
+        self.update.hyper = [
+            {**settings, **told}
+            for settings, told in zip(self.update.hyper, note.hyper, strict=True)
+        ]
+        self.update.leave_out(set(note.without))
+        self.update.run()
+        self._version += 1
+        call.out.copy_(self._values)
+        return self._version
+
+    def _serve_read(self, call: Call) -> int:
+        assert call.out is not None
+        call.out.copy_(self._values)
+        return self._version
+
+
+def _numbers(group: dict[str, object]) -> dict[str, float]:
+    """Return the settings that a schedule may change: numbers, not switches."""
+    return {
+        key: value
+        for key, value in group.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }

@@ -1,0 +1,68 @@
+"""The strategies' own settings, the table [strategy.NAME] of a job. No torch here: see config.py.
+
+Defaults are the papers': Jin et al. 2016 (arXiv 1611.04581) and the first author's code.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Period = Annotated[int, Meta(ge=1, examples=[10])]
+
+
+class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the tables have in common."""
+
+
+class GossipSettings(_Settings, frozen=True, kw_only=True):
+    """With whom ranks mix their parameters, and how often.
+
+    `rule`: "pull" takes the mean with what a partner has published, "push" sends to a partner and
+    takes the mean with what has arrived. `partners`: drawn uniformly from all ranks, oneself
+    included, or given by a topology. `push_sum` weighs what is pushed so that the mean over ranks
+    is kept on any topology. `early` fetches the partner's values for the next exchange at once,
+    while computing; "auto" does so across machines, where there is something to hide.
+    """
+
+    rule: Literal["pull", "push"] = "pull"
+    period: Period = 1
+    partners: Literal["uniform", "ring", "exponential", "hypercube"] = "uniform"
+    push_sum: bool = False
+    early: bool | Literal["auto"] = "auto"
+
+
+class ElasticSettings(_Settings, frozen=True, kw_only=True):
+    """How strongly and how often ranks and center pull at each other.
+
+    Every `period` steps both move towards each other by `beta` / ranks of their distance.
+    `synchronous`: all ranks exchange with the same center, and it moves when all have come.
+    """
+
+    period: Period = 1
+    beta: Annotated[float, Meta(gt=0, le=1, examples=[0.8])] = 0.8
+    synchronous: bool = False
+
+
+class ServerSettings(_Settings, frozen=True, kw_only=True):
+    """Where parameters live, and how often workers come.
+
+    `servers` = 0 spreads strips over all ranks, which work too; otherwise the last so many ranks
+    serve and do nothing else. Workers push gradients and pull parameters every `period` steps. A
+    worker more than `max_staleness` steps ahead of the slowest waits; "none" never waits.
+    """
+
+    servers: Annotated[int, Meta(ge=0, examples=[1])] = 0
+    period: Period = 1
+    max_staleness: Annotated[int, Meta(ge=0, examples=[4])] | Literal["none"] = "none"
+
+
+SETTINGS: dict[str, type[msgspec.Struct] | None] = {
+    "synchronous": None,
+    "gossip": GossipSettings,
+    "elastic": ElasticSettings,
+    "server": ServerSettings,
+}
+"""By the strategy's name; None for one that has no settings."""
