@@ -8,7 +8,7 @@ from syncline.bucket import Bucket, Step
 from syncline.comm.alone import Alone
 from syncline.comm.base import Communicator
 from syncline.comm.meeting import Meeting
-from syncline.comm.window import Window
+from syncline.comm.window import Functions, Window
 from syncline.strategies.base import Spreadable, Strategy
 
 
@@ -33,12 +33,30 @@ class Apart(Strategy):
         self.buckets = replica.buckets
         self.meeting = Meeting(comm)
         self._replica = replica
+        self._windows: list[Window] = []
+        self._gathering = (0, 0)
         self._statistics = comm.window(replica.flat_buffers().numel(), torch.float32, {})
         self.open(replica)
         comm.barrier()  # nobody comes before every window is open
 
     def open(self, replica: Spreadable) -> None:
         """Make windows and state. Every rank calls it."""
+
+    def window(self, bucket: Bucket, num_elements: int, functions: Functions) -> Window:
+        """Make a bucket's window, whose traffic is counted."""
+        window = self.comm.window(num_elements, bucket.dtype, functions)
+        self._windows.append(window)
+        return window
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """How many exchanges this rank's steps began with other ranks, and their bytes."""
+        now, apart = self._traffic(), self._gathering
+        return now[0] - apart[0], now[1] - apart[1]
+
+    def _traffic(self) -> tuple[int, int]:
+        windows = self._windows
+        return sum(one.num_calls for one in windows), sum(one.sent_bytes for one in windows)
 
     def gradient_ready(self, bucket: Bucket) -> None:
         self._alone.reduce_scatter(bucket.gradient)
@@ -59,6 +77,7 @@ class Apart(Strategy):
         Every rank that is there calls it; it waits for all of them. Buffers are the mean over
         ranks.
         """
+        before = self.traffic
         self.expose()
         self._statistics.publish(self._replica.flat_buffers())
         self.meeting.meet()
@@ -67,6 +86,8 @@ class Apart(Strategy):
             buckets = [self.collect(bucket) for bucket in self.buckets]
             whole = buckets, self.mean(self._statistics, self._replica.flat_buffers())
         self.meeting.meet()
+        now = self._traffic()
+        self._gathering = now[0] - before[0], now[1] - before[1]
         return whole
 
     def mean(self, window: Window, like: torch.Tensor) -> torch.Tensor:

@@ -42,24 +42,25 @@ class Elastic(Apart):
         center = _Center(memory, cuts, moves, self._rate, waits_for)
         center.strip(comm.position)
         functions = {"pull": center.pull, "read": center.read}
-        center.window = comm.window(0, bucket.dtype, functions)
+        center.window = self.window(bucket, 0, functions)
         return center
 
-    def _is_due(self, bucket: Bucket) -> bool:
-        return (bucket.step + 1) % self.settings.period == 0
+    def _is_due(self, step: int) -> bool:
+        """Say whether there is an exchange in a step. Alone there is nobody to average with."""
+        return (step + 1) % self.settings.period == 0 and self.comm.size > 1
 
     def gradient_ready(self, bucket: Bucket) -> None:
         super().gradient_ready(bucket)
-        if self._is_due(bucket) and not self.settings.synchronous:
+        if self._is_due(bucket.step) and not self.settings.synchronous:
             self._ask(bucket)
 
     def step_entered(self, step: Step) -> None:
         super().step_entered(step)
-        if self.settings.synchronous and (step.number + 1) % self.settings.period == 0:
+        if self.settings.synchronous and self._is_due(step.number):
             self.meeting.meet()  # the centers have moved for the last exchange
 
     def before_use(self, bucket: Bucket) -> None:
-        if not self._is_due(bucket):
+        if not self._is_due(bucket.step):
             bucket.update_strip()
             return
         if self.settings.synchronous:
@@ -88,7 +89,9 @@ class Elastic(Apart):
             center.asked[number] = center.window.call(owner, "pull", where, moves, note)
 
     def collect(self, bucket: Bucket) -> torch.Tensor:
-        """Return the center."""
+        """Return the center; alone, the rank's own values."""
+        if self.comm.size == 1:
+            return bucket.parameters.memory.mine.clone()
         center = self._centers[bucket.index]
         for number, owner in center.owners().items():
             strip = center.part(center.moves, number)

@@ -59,13 +59,13 @@ class Gossip(Apart):
             )
 
     def open(self, replica: Spreadable) -> None:
-        comm, rule = self.comm, self.settings.rule
+        rule = self.settings.rule
         self._step_bucket = self._pull if rule == "pull" else self._push
         is_early = self.settings.early
-        self._is_early = comm.num_machines > 1 if is_early == "auto" else is_early
+        self._is_early = self.comm.num_machines > 1 if is_early == "auto" else is_early
         self._boxes = [_Box(self.comm.allocate, bucket, rule == "push") for bucket in self.buckets]
         for bucket, box in zip(self.buckets, self._boxes, strict=True):
-            box.window = comm.window(bucket.num_elements, bucket.dtype, {"push": box.take})
+            box.window = self.window(bucket, bucket.num_elements, {"push": box.take})
             box.window.publish(bucket.parameters.memory.mine)
 
     def before_use(self, bucket: Bucket) -> None:

@@ -105,7 +105,7 @@ class _Strip:
         if server.settings.period > 1:
             self._sum = comm.allocate(bucket.num_elements, bucket.dtype)
         functions = {"push": self._serve_push, "read": self._serve_read}
-        self.window = comm.window(0, bucket.dtype, functions)
+        self.window = server.window(bucket, 0, functions)
 
     def gather(self, bucket: Bucket) -> None:
         """Add up gradients between pushes."""

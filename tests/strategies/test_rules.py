@@ -1,0 +1,271 @@
+"""The rules of the asynchronous strategies, worked out by hand: three ranks, two numbers each,
+three steps, learning rate 1. And what must hold for any numbers."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from strategies.toys import play
+from syncline.errors import ConfigError
+from syncline.strategies import (
+    Elastic,
+    ElasticSettings,
+    Gossip,
+    GossipSettings,
+    Server,
+    ServerSettings,
+)
+
+APART = [[0.0, 0.0], [4.0, 8.0], [8.0, -8.0]]
+TOGETHER = [[4.0, 8.0]] * 3
+GRADIENTS = [[[1.0, 0.0]] * 3, [[0.0, 2.0]] * 3, [[-1.0, 1.0]] * 3]
+DRAWS = [[1, 0, 2], [2, 2, 1], [0, 1, 2]]
+"""The partner of each rank in each step; rank 0 draws itself in step 1, rank 2 in step 2."""
+
+
+class Drawn(Gossip):
+    def partner(self, step):
+        return DRAWS[self.comm.position][step % 3]
+
+
+def close(rounds):
+    return [pytest.approx(values) for values in rounds]
+
+
+def test_pull_takes_the_mean_with_what_the_partner_published_after_its_step():
+    rounds, strategies = play(lambda: Drawn(GossipSettings(early=False)), APART, GRADIENTS)
+    # Step 0: (-1, 0), (4, 6), (9, -9) are published; 0 pulls 1, 1 pulls 2, 2 pulls 0.
+    assert rounds[0] == [[1.5, 3.0], [6.5, -1.5], [4.0, -4.5]]
+    # Step 1: (0.5, 3), (6.5, -3.5), (5, -5.5); 0 draws itself, 1 and 2 pull each other.
+    assert rounds[1] == [[0.5, 3.0], [5.75, -4.5], [5.75, -4.5]]
+    # Step 2: (-0.5, 3), (5.75, -6.5), (6.75, -5.5); 0 pulls 2, 1 pulls 1, 2 pulls 2.
+    assert rounds[2] == [[3.125, -1.25], [5.75, -6.5], [6.75, -5.5]]
+    # What stands for the run is the mean.
+    assert strategies[0].last[0][0].tolist() == pytest.approx([15.625 / 3, -13.25 / 3])
+    # Two exchanges of two numbers, for a rank that drew itself once: 0 and 2; 1 once as well.
+    assert [one.traffic for one in strategies] == [(2, 16), (2, 16), (2, 16)]
+
+
+def test_an_early_pull_takes_what_was_published_a_step_before():
+    rounds, _ = play(lambda: Drawn(GossipSettings(early=True)), APART, GRADIENTS)
+    # The first exchange has fetched nothing yet and pulls as ever.
+    assert rounds[0] == [[1.5, 3.0], [6.5, -1.5], [4.0, -4.5]]
+    # Fetched after step 0: what was published in it, so 1 gets (9, -9) and 2 gets (4, 6).
+    assert rounds[1] == [[0.5, 3.0], [7.75, -6.25], [4.5, 0.25]]
+
+
+def test_push_weighs_what_arrived_with_one_or_two_of_its_own():
+    rounds, _ = play(lambda: Drawn(GossipSettings(rule="push")), APART, GRADIENTS)
+    # Step 0: everybody sends, nothing has arrived.
+    assert rounds[0] == [[-1.0, 0.0], [4.0, 6.0], [9.0, -9.0]]
+    # Step 1: 0 has (-2, 0) and drew itself: (2 (-2, 0) + (9, -9)) / 3.
+    # 1 has (4, 4): ((4, 4) + (-1, 0)) / 2; 2 has (10, -10): ((10, -10) + (4, 6)) / 2.
+    assert rounds[1] == close([[5 / 3, -3.0], [1.5, 2.0], [7.0, -2.0]])
+    # Step 2: 0 sends to 2, nothing has arrived. 1 has (1.5, 0), got (10, -10) and drew 2's 1:
+    # itself, so (2 (1.5, 0) + (10, -10)) / 3. 2 has (8, -3), got (4, 4) and drew itself.
+    assert rounds[2] == close([[2 / 3, -3.0], [13 / 3, -10 / 3], [20 / 3, -2 / 3]])
+
+
+def test_push_sum_sends_half_of_its_weight_along():
+    rounds, strategies = play(
+        lambda: Drawn(GossipSettings(rule="push", push_sum=True)), APART, GRADIENTS
+    )
+    assert rounds[0] == [[-1.0, 0.0], [4.0, 6.0], [9.0, -9.0]]
+    # Step 1, weights 1/2 each, and 1/2 has arrived at each. 0 sends nothing: (-2, 0) and (9, -9)
+    # weigh alike. 1 keeps 1/4: ((4, 4) / 4 + (-1, 0) / 2) / (3/4); 2 keeps 1/4 likewise.
+    assert rounds[1] == close([[3.5, -4.5], [2 / 3, 4 / 3], [6.0, 2 / 3]])
+    assert sum(one._boxes[0].weight + one._boxes[0].arrived_weight for one in strategies) == 3.0
+
+
+def test_elastic_moves_rank_and_center_by_the_same_distance():
+    rounds, strategies = play(
+        lambda: Elastic(ElasticSettings(beta=0.75)), TOGETHER, GRADIENTS, delays=[0, 0.1, 0.2]
+    )
+    # a = 1/4. Step 0: all stand on the center (4, 8), so nothing pulls.
+    assert rounds[0] == [[3.0, 8.0], [4.0, 6.0], [5.0, 7.0]]
+    # Step 1: 0 moves by (-1/4, 0) towards the center, and it to (3.75, 8); 1 by (1/16, -1/2), and
+    # it to (3.8125, 7.5); 2 by ((5, 7) - (3.8125, 7.5)) / 4.
+    assert rounds[1] == [[2.25, 8.0], [3.9375, 4.5], [5.703125, 6.125]]
+    center = [3.8125 + 1.1875 / 4, 7.5 - 0.5 / 4]
+    move = [(2.25 - center[0]) / 4, (8.0 - center[1]) / 4]
+    assert rounds[2][0] == [2.25 - 1.0 - move[0], 8.0 - move[1]]
+    # What stands for the run is the center, and all distances went into it.
+    everything = [sum(values[k] for values in rounds[2]) for k in (0, 1)]
+    gradients = [3 * sum(g[0][k] for g in GRADIENTS) for k in (0, 1)]
+    center = strategies[0].last[0][0].tolist()
+    assert [e + c for e, c in zip(everything, center, strict=True)] == pytest.approx(
+        [16.0 - gradients[0], 32.0 - gradients[1]]
+    )
+
+
+def test_synchronous_elastic_uses_one_center_for_all():
+    rounds, _ = play(
+        lambda: Elastic(ElasticSettings(beta=0.75, synchronous=True)),
+        TOGETHER,
+        GRADIENTS,
+        delays=[0, 0.1, 0.2],
+    )
+    # Step 1: all pull at (4, 8) with a quarter of (-1, 0), (0, -2), (1, -1).
+    assert rounds[1] == [[2.25, 8.0], [4.0, 4.5], [5.75, 6.25]]
+    # The center has moved by the sum, a quarter of (0, -3); step 2 pulls at (4, 7.25).
+    assert rounds[2][0] == [2.25 - 1.0 + 1.75 / 4, 8.0 - 0.75 / 4]
+
+
+def test_elastic_with_momentum_pulls_before_the_step_of_the_optimizer():
+    one = [[[1.0, 0.0]] * 3]
+    rounds, _ = play(
+        lambda: Elastic(ElasticSettings(beta=0.5)), TOGETHER[:2], one * 2, momentum=0.5
+    )
+    # Both ranks alike, a = 1/4, center at 4; velocities 1, 1.5, 1.75.
+    assert rounds[0][0][0] == 3.0
+    # The center is pulled at twice, from 4 by -1/4, then from 3.75 by -3/16.
+    assert sorted(values[0] for values in rounds[1]) == [1.5 + 3 / 16, 1.75]
+
+
+def test_a_server_updates_once_for_every_push_and_answers_with_the_result():
+    rounds, strategies = play(lambda: Server(), TOGETHER, GRADIENTS, delays=[0, 0.1, 0.2])
+    assert rounds[0] == [[3.0, 8.0], [3.0, 6.0], [4.0, 5.0]]
+    assert rounds[1] == [[3.0, 5.0], [3.0, 3.0], [4.0, 2.0]]
+    assert rounds[2] == [[3.0, 2.0], [3.0, 0.0], [4.0, -1.0]]
+    assert strategies[0].last[0][0].tolist() == [4.0, -1.0]
+    # The first pushes: nothing, one, two others since the start; then always two.
+    found = sum((one.staleness for one in strategies), start=type(strategies[0].staleness)())
+    assert found == {0: 1, 1: 1, 2: 7}
+
+
+def test_a_server_with_a_period_gets_the_sum_and_workers_go_on_meanwhile():
+    rounds, _ = play(
+        lambda: Server(ServerSettings(period=2)), TOGETHER, GRADIENTS, delays=[0, 0.1, 0.2]
+    )
+    assert rounds[0] == [[3.0, 8.0], [4.0, 6.0], [5.0, 7.0]]
+    # Pushed: (2, 0), (0, 4), (-2, 2), one after the other from (4, 8).
+    assert rounds[1] == [[2.0, 8.0], [2.0, 4.0], [4.0, 2.0]]
+    assert rounds[2] == [[1.0, 8.0], [2.0, 2.0], [5.0, 1.0]]
+
+
+def test_a_worker_waits_when_it_is_too_far_ahead():
+    delays = [0.0, 0.0, 30.0]
+    free = play(lambda: Server(), TOGETHER, GRADIENTS, delays=delays)[1]
+    bound = play(
+        lambda: Server(ServerSettings(max_staleness=0)), TOGETHER, GRADIENTS, delays=delays
+    )
+    # Without a bound the slow rank finds all six pushes of the others before its own first.
+    assert max(max(one.staleness, default=0) for one in free) == 6
+    assert max(max(one.staleness, default=0) for one in bound[1]) == 2
+
+
+# What holds for any numbers.
+
+numbers = st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=3)
+
+
+def still(size, rounds):
+    return [[[0.0] * 3] * rounds] * size
+
+
+@settings(max_examples=25)
+@given(st.data(), st.sampled_from([2, 4, 8]))
+def test_pairwise_mixing_keeps_the_mean_and_a_hypercube_ends_in_it(data, size):
+    starts = [data.draw(numbers) for _ in range(size)]
+    turns = size.bit_length() - 1
+    partners = GossipSettings(partners="hypercube", early=False)
+    rounds, _ = play(lambda: Gossip(partners), starts, still(size, turns), lr=0.0)
+    mean = torch.tensor(starts, dtype=torch.float64).mean(dim=0)
+    for values in rounds:
+        assert torch.allclose(torch.tensor(values).double().mean(dim=0), mean, atol=1e-4)
+    assert torch.allclose(torch.tensor(rounds[-1]).double(), mean.expand(size, 3), atol=1e-4)
+
+
+@settings(max_examples=25)
+@given(
+    st.data(),
+    st.integers(2, 7),
+    st.sampled_from(["uniform", "ring", "exponential"]),
+    st.integers(0, 1000),
+)
+def test_push_sum_conserves_mass_and_ends_in_the_true_mean(data, size, partners, seed):
+    starts = [data.draw(numbers) for _ in range(size)]
+    chosen = GossipSettings(rule="push", push_sum=True, partners=partners)
+    turns = 60 * size
+    rounds, strategies = play(lambda: Gossip(chosen, seed), starts, still(size, turns), lr=0.0)
+    boxes = [one._boxes[0] for one in strategies]
+    assert sum(box.weight + box.arrived_weight for box in boxes) == pytest.approx(size)
+    mass = torch.zeros(3, dtype=torch.float64)
+    for box, values in zip(boxes, rounds[-1], strict=True):
+        mass += box.weight * torch.tensor(values).double() + box.arrived.double()
+    mean = torch.tensor(starts, dtype=torch.float64).mean(dim=0)
+    assert torch.allclose(mass / size, mean, atol=1e-3)
+    assert torch.allclose(torch.tensor(rounds[-1]).double(), mean.expand(size, 3), atol=1e-2)
+
+
+def distance(values):
+    values = torch.tensor(values, dtype=torch.float64)
+    return (values - values.mean(dim=0)).norm().item()
+
+
+@pytest.mark.parametrize("size", [3, 5, 8])
+def test_a_ring_contracts_at_its_second_eigenvalue(size):
+    draw = random.Random(size)
+    starts = [[draw.uniform(-1, 1) for _ in range(3)] for _ in range(size)]
+    ring = GossipSettings(partners="ring", early=False)
+    rounds, _ = play(lambda: Gossip(ring), starts, still(size, 20), lr=0.0)
+    # x_i <- (x_i + x_{i+1}) / 2: the eigenvalues are (1 + w) / 2 for the size-th roots of one w.
+    found = (distance(rounds[19]) / distance(rounds[9])) ** (1 / 10)
+    assert found == pytest.approx(math.cos(math.pi / size), rel=0.05)
+
+
+def test_uniform_draws_contract_as_expected():
+    # Of the squared distance to the mean 1/2 - 1/(4 N) is left on average after each round.
+    size, ratios = 6, []
+    for seed in range(40):
+        draw = random.Random(seed)
+        starts = [[draw.gauss(0, 1) for _ in range(3)] for _ in range(size)]
+        gossip = GossipSettings(early=False)
+        rounds, _ = play(lambda: Gossip(gossip, seed), starts, still(size, 5), lr=0.0)  # noqa: B023
+        ratios += [distance(b) ** 2 / distance(a) ** 2 for a, b in zip(rounds, rounds[1:])]  # noqa: B905, RUF007
+    assert sum(ratios) / len(ratios) == pytest.approx(1 / 2 - 1 / (4 * size), rel=0.05)
+
+
+@settings(max_examples=15)
+@given(st.data(), st.integers(2, 5), st.booleans())
+def test_center_and_ranks_meet_where_all_springs_rest(data, size, synchronous):
+    starts = [data.draw(numbers) for _ in range(size)]
+    elastic = ElasticSettings(synchronous=synchronous)
+    rounds, strategies = play(lambda: Elastic(elastic), starts, still(size, 12 * size), lr=0.0)
+    # Every exchange keeps the sum of ranks and center; the center began on its owner's values.
+    (center,), _ = strategies[0].last
+    total = torch.tensor(rounds[-1]).double().sum(dim=0) + center.double()
+    cuts = strategies[0]._centers[0]._cuts  # a bucket this small has one strip that is not empty
+    (owner,) = [at for at in range(size) if cuts[at] < cuts[at + 1]]
+    begun = torch.tensor([*starts, starts[owner]], dtype=torch.float64).sum(dim=0)
+    assert torch.allclose(total, begun, atol=2e-2)
+    rest = begun / (size + 1)
+    for values in [*rounds[-1], center.tolist()]:
+        assert torch.allclose(torch.tensor(values).double(), rest, atol=2e-2)
+
+
+def test_the_staleness_of_equal_workers_is_that_of_all_the_others():
+    for size in (2, 4, 8):
+        starts, steps = [[0.0] * 3] * size, 40
+        delays = [rank / (2 * size) for rank in range(size)]
+        _, strategies = play(lambda: Server(), starts, still(size, steps), delays=delays)
+        found = [pair for one in strategies for pair in one.staleness.items()]
+        count = sum(times for _, times in found)
+        assert count == size * steps
+        mean = sum(staleness * times for staleness, times in found) / count
+        assert mean == pytest.approx(size - 1, rel=0.1)
+
+
+def test_what_cannot_work_is_refused():
+    with pytest.raises(ConfigError, match=r"a hypercube has 2, 4, 8, ... corners. Use"):
+        Gossip(GossipSettings(partners="hypercube")).check(6, 6)
+    with pytest.raises(ConfigError, match="what is pulled has no weight"):
+        Gossip(GossipSettings(push_sum=True)).check(4, 4)
+    with pytest.raises(ConfigError, match="somebody has to work"):
+        Server(ServerSettings(servers=4)).check(4, 4)

@@ -1,0 +1,95 @@
+"""Strategies by hand: a few ranks in virtual time, one bucket of a few numbers, given gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import Parameter
+
+from syncline.bucket import Bucket, Slot, Step, cut_strips, place
+from syncline.comm.base import small_sum
+from syncline.comm.tree import Spread
+from syncline.comm.virtual import VirtualWorld
+from syncline.sim.clock import Clock
+from syncline.update import Reach, StripUpdate
+from worlds import cluster
+
+ROUND_S = 1.0
+
+
+class Toy:
+    """What a strategy sees of a replica: one bucket with one parameter."""
+
+    def __init__(self, comm, group, start, optimizer):
+        parameter = Parameter(torch.tensor(start))
+        self._optimizer = optimizer([parameter])
+        size = len(start)
+        self.bucket = Bucket(0, [Slot("x", parameter, 0)], size, torch.float32)
+        self.bucket.slots[0].bucket = self.bucket
+        self.buckets = [self.bucket]
+        memory, slot = comm.allocate(size, torch.float32), comm.allocate(size, torch.float32)
+        memory.mine.copy_(parameter.detach())
+        cuts = (0, *[size] * group.size)
+        place(self.bucket, memory, [slot], cuts, Spread.even(1, group.ranks))
+        self.bucket.update = self.update_of(self.bucket, memory.mine, slot.mine, 0, size)
+        self.flags = small_sum(group, 1, torch.float32)
+
+    def update_of(self, bucket, parameters, gradient, low, high):
+        memory = (parameters, gradient)
+        return StripUpdate(
+            self._optimizer, bucket, memory, low, high, Reach.ELEMENT, lambda slot: 0
+        )
+
+    def cut(self, bucket, comm, num_owners):
+        # Real strips end at whole blocks, so all of this small one would be rank 0's.
+        return cut_strips(bucket, comm.size, inside_parameters=True, num_owners=num_owners)
+
+    def flat_buffers(self):
+        return torch.empty(0)
+
+    @property
+    def values(self):
+        return self.bucket.parameters.memory.mine
+
+
+def play(make, starts, gradients, lr=1.0, momentum=0.0, delays=None):
+    """Let ranks take steps, one round each second; return all values after each round.
+
+    `gradients[rank][step]` is a list of numbers, or a function of the rank's present values.
+    `delays[rank]` is how much later in each round a rank acts. Returns the values of every rank
+    after each round, by round, and the strategies.
+    """
+    clock = Clock()
+    size, steps = len(starts), len(gradients[0])
+    links = cluster(size, rate=1e9, latency_s=1e-3)
+    world = VirtualWorld(clock, links, learns=True, algorithm="direct")
+    rounds = [[None] * size for _ in range(steps)]
+    strategies = [make() for _ in range(size)]
+
+    def live(rank):
+        comm, strategy = world.communicator(rank), strategies[rank]
+        group = strategy.group(comm)
+        toy = Toy(
+            comm,
+            group,
+            starts[rank],
+            lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=momentum),
+        )
+        strategy.start(toy, comm)
+        clock.sleep(ROUND_S - clock.now_s)
+        for step in range(steps):
+            begins_s = (step + 1) * ROUND_S + (delays or [0.0] * size)[rank]
+            clock.sleep(max(0.0, begins_s - clock.now_s))
+            given = gradients[rank][step]
+            gradient = given(toy.values.clone()) if callable(given) else torch.tensor(given)
+            toy.bucket.gradient.slots[0].mine.copy_(gradient)
+            strategy.gradient_ready(toy.bucket)
+            strategy.step_entered(Step(step, toy.flags, None))
+            strategy.before_use(toy.bucket)
+            toy.bucket.step += 1
+            rounds[step][rank] = toy.values.tolist()
+        strategy.last = strategy.gather(is_wanted=True)
+
+    for rank in range(size):
+        clock.spawn(f"rank {rank}", live, rank)
+    clock.run()
+    return rounds, strategies
