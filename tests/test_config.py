@@ -378,7 +378,7 @@ def test_a_wrong_value_is_refused_with_its_key_the_rule_and_the_way_out(setting,
         (
             "zzz",
             "zzz: set on the command line, but no such setting exists."
-            " Tables of a job: model, data, optimizer, strategy, run, cluster.",
+            " Tables of a job: model, data, optimizer, strategy, run, cluster, faults.",
         ),
         (
             "data.zzz",

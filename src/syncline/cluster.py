@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from syncline.errors import ConfigError
-from syncline.sim.faults import Conditions, Jitter
+from syncline.sim.faults import Conditions, Fault, Jitter
 
 if TYPE_CHECKING:
     from syncline.config import ClusterSettings
@@ -102,10 +102,12 @@ def cluster_of(settings: ClusterSettings, ranks: int, machines: int | None = Non
     )
 
 
-def conditions_of(settings: ClusterSettings, seed: int) -> Conditions:
+def conditions_of(
+    settings: ClusterSettings, seed: int, faults: tuple[Fault, ...] = ()
+) -> Conditions:
     """Say what goes wrong in a run on that cluster. `Conditions.check` wants to see its size."""
     return Conditions(
-        faults=settings.faults,
+        faults=(*settings.faults, *faults),
         jitter=Jitter(
             kind=settings.jitter, sigma=settings.jitter_sigma, shift=settings.jitter_shift
         ),

@@ -23,7 +23,7 @@ from msgspec import Meta, inspect
 
 from syncline.cluster import PRESETS
 from syncline.errors import ConfigError
-from syncline.sim.faults import Fault, LinkChange
+from syncline.sim.faults import ANY_RANK, Fault, LinkChange
 from syncline.strategy_settings import SETTINGS as STRATEGIES
 
 Option = bool | int | float | str | tuple[int, ...]
@@ -171,6 +171,8 @@ class Job(_Table, frozen=True, kw_only=True):
     strategy: StrategySettings = StrategySettings()
     run: RunSettings
     cluster: ClusterSettings = ClusterSettings()
+    faults: tuple[Fault, ...] = ()
+    """What goes wrong on purpose: in training for real, in a simulation in virtual time."""
 
     @property
     def image_size(self) -> int | None:
@@ -225,6 +227,8 @@ def what_changed(before: Job, now: Job) -> Iterator[tuple[str, Any, Any]]:
     before = msgspec.structs.replace(before, optimizer=before.optimizer.resolved())
     now = msgspec.structs.replace(now, optimizer=now.optimizer.resolved())
     for table in now.__struct_fields__:
+        if table == "faults":
+            continue
         was, is_now = getattr(before, table), getattr(now, table)
         for name in is_now.__struct_fields__:
             old, new = getattr(was, name), getattr(is_now, name)
@@ -349,7 +353,7 @@ def _parse_value(key: str, written: str) -> Any:
 
 def _job_from(raw: dict[str, Any], source: str, from_sets: set[str]) -> Job:
     for name in ("model", "data", "optimizer", "run"):
-        if name not in raw and not raw.keys() - set(_KEYS):
+        if name not in raw and not raw.keys() - {*_KEYS, "faults"}:
             raise ConfigError(
                 name,
                 f"there is no such table in {printable(source)}",
@@ -574,6 +578,7 @@ def _nearest_key(name: str, table: str, fields: Iterable[str]) -> str:
 _KEYS: dict[str, list[str]] = {
     table.name: [field.name for field in msgspec.structs.fields(table.type)]
     for table in msgspec.structs.fields(Job)
+    if table.name != "faults"
 }
 _KEYS["strategy"].remove("settings")
 
@@ -590,6 +595,7 @@ def _check_alone(job: Job) -> None:
     """Check what does not depend on the number of ranks."""
     _check_optimizer(job.optimizer)
     _check_cluster(job.cluster)
+    _check_faults("faults", job.faults)
     run = job.run
     if (run.steps is None) == (run.epochs is None):
         both = run.steps is not None
@@ -689,12 +695,25 @@ def _check_cluster(cluster: ClusterSettings) -> None:
                 "ranks are whole numbers, counted from 0",
                 "Write for example cluster.slow_ranks = {1 = 2.0}.",
             )
-    for number, fault in enumerate(cluster.faults):
-        _check_fault(f"cluster.faults[{number}]", fault)
+    _check_faults("cluster.faults", cluster.faults)
+
+
+def _check_faults(key: str, faults: Sequence[Fault]) -> None:
+    for number, fault in enumerate(faults):
+        _check_fault(f"{key}[{number}]", fault)
 
 
 def _check_fault(key: str, fault: Fault) -> None:
-    owners = {"factor": "slow", "steps": "slow", "seconds": "pause"}
+    owners = {"factor": "slow", "seconds": "pause"}
+    if fault.chance == 1:
+        owners["steps"] = "slow"
+        if fault.rank == ANY_RANK and fault.kind == "death":
+            raise ConfigError(
+                f"{key}.rank",
+                "got -1, every rank, for a death without a chance",
+                "somebody has to live",
+                "Name a rank, or write for example chance = 0.01.",
+            )
     for field in msgspec.structs.fields(Fault):
         value, owner = getattr(fault, field.name), owners.get(field.name, fault.kind)
         if owner != fault.kind and value != field.default:
@@ -763,10 +782,10 @@ def job_to_toml(job: Job) -> str:
 
     What is None is left out, and so is a cluster that nobody has said anything about.
     """
-    lines = []
+    lines = [f"faults = {_toml_value(job.faults)}", ""] if job.faults else []
     for table in job.__struct_fields__:
         struct = getattr(job, table)
-        if struct == ClusterSettings():
+        if struct == ClusterSettings() or table == "faults":
             continue
         lines += [f"[{table}]", *_toml_lines(struct), ""]
         own = getattr(struct, "settings", None)

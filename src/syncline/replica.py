@@ -208,6 +208,10 @@ class Replica:
     def _rank(self) -> int:
         return self.comm.ranks[self.comm.position]
 
+    @property
+    def _is_on_one_machine(self) -> bool:
+        return self._control is not None and len(self._control.place.leaders) == 1
+
     def _find_parameters(self) -> list[Slot]:
         """Return a slot for every parameter to be trained; refuse what cannot be right."""
         names = {id(p): name for name, p in self.model.named_parameters()}
@@ -346,6 +350,9 @@ class Replica:
         self._lane.call(self._lay_out)
         self._lane.call(self.strategy.start, self, self.comm)
         self._is_built = True
+        may_lose = self.strategy.may_lose(self.comm.size)
+        if may_lose and self._control is not None and self._is_on_one_machine:
+            self._control.tolerate(may_lose)
         for bucket in self.buckets:
             bucket.step = self.step_number
         for slot in self._slots:

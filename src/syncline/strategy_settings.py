@@ -66,3 +66,6 @@ SETTINGS: dict[str, type[msgspec.Struct] | None] = {
     "server": ServerSettings,
 }
 """By the strategy's name; None for one that has no settings."""
+
+GO_ON = frozenset({"gossip", "elastic", "server"})
+"""Strategies whose ranks may go on when one of them is gone."""

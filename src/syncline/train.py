@@ -11,11 +11,13 @@ import dataclasses
 import itertools
 import json
 import math
+import os
+import signal
 import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,7 +30,7 @@ from syncline.comm.base import exchange_bytes, small_sum
 from syncline.comm.tree import shard_range
 from syncline.config import Job, OptimizerSettings
 from syncline.data import DataSet, Split
-from syncline.errors import ConfigError
+from syncline.errors import ConfigError, RankFailed
 from syncline.files import write_atomically
 from syncline.launch.env import World, read_world
 from syncline.loader import epoch_order, reseed
@@ -37,6 +39,7 @@ from syncline.replica import Replica
 from syncline.report.progress import Progress
 from syncline.seeds import seed_for
 from syncline.session import Session, close_session, fail_session, open_session
+from syncline.sim.faults import Conditions
 from syncline.strategies import make_strategy
 
 EVALUATION_BATCH = 256
@@ -64,6 +67,10 @@ class Summary:
     seconds: float
     resumed_at: int
     run_folder: str
+    strategy: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the strategy has to tell, as rank 0 saw it."""
+    gone: dict[int, str] = dataclasses.field(default_factory=dict)
+    """Ranks that were lost on the way, and how."""
 
     def to_json_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -217,13 +224,15 @@ class _Run:
         self.out = out
         self.trace = trace
         self.progress = progress
-        self.is_first = world.rank == 0
+        self._written: int | None = None
         self.data = load_data(job)
         self.order = Order(job, self.data)
         self.batch, self.shards = self.order.batch, self.order.shards
         self.total = self.order.total
         self.model = build_model(job, self.data)
         self.optimizer = build_optimizer(job.optimizer, self.model)
+        self._conditions = Conditions(faults=job.faults, seed=job.run.seed)
+        self._conditions.check(world.size, world.num_machines, "faults")
         self._saved = self._load() if resume else None
 
     def go(self, session: Session) -> Summary:
@@ -249,11 +258,18 @@ class _Run:
             self.replica.strategy.load_state(self._saved.strategy)
             self.replica.step_number = start
             self._saved = None
+        metrics = self.out / "metrics.jsonl"
         if self.is_first:
             self.out.mkdir(parents=True, exist_ok=True)
-            keep_metrics_until(self.out / "metrics.jsonl", start)
-        with open(self.out / "metrics.jsonl" if self.is_first else "/dev/null", "a") as metrics:
-            return self._loop(start, metrics)
+            keep_metrics_until(metrics, start)
+        return self._loop(start, metrics)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes the run folder: rank 0, or the next if that is gone."""
+        control = getattr(getattr(self, "session", None), "control", None)
+        gone = control.gone if control is not None else {}
+        return all(rank in gone for rank in range(self.world.rank))
 
     def _load(self) -> checkpoint.Checkpoint:
         """Load the newest checkpoint, its model into ours; refuse one of another job."""
@@ -270,7 +286,7 @@ class _Run:
         self.model.load_state_dict(saved.model)
         return saved
 
-    def _loop(self, start: int, metrics: TextIO) -> Summary:
+    def _loop(self, start: int, metrics: Path) -> Summary:
         job, replica = self.job, self.replica
         self.model.train()
         started = time.perf_counter()
@@ -280,6 +296,7 @@ class _Run:
             lr = learning_rate(job.optimizer, step, self.total)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
+            began, waited_s = self._suffer(step), replica.waited_s
             for shard in replica.my_shards:
                 self._note("forward")
                 replica.begin_shard(shard)
@@ -291,6 +308,7 @@ class _Run:
                 self._note("backward")
                 shard_loss.backward()
                 replica.tell_loss(shard_loss.item())
+            self._slow_down(step, time.perf_counter() - began - (replica.waited_s - waited_s))
             if job.optimizer.clip_norm is not None:
                 replica.clip_grad_norm_(job.optimizer.clip_norm)
             self.optimizer.step()
@@ -323,6 +341,8 @@ class _Run:
             seconds=seconds,
             resumed_at=start,
             run_folder=str(self.out),
+            strategy=replica.strategy.report(),
+            gone={rank: str(failure) for rank, failure in self._gone().items()},
         )
         if self.is_first:
             text = json.dumps(summary.to_json_dict(), indent=2) + "\n"
@@ -331,6 +351,22 @@ class _Run:
             self._write_trace(self.trace, started)
         self.progress.finish(summary)
         return summary
+
+    def _gone(self) -> dict[int, RankFailed]:
+        return {} if self.session.control is None else self.session.control.gone
+
+    def _suffer(self, step: int) -> float:
+        """Die or stand still, if the job wants that now; return when the step begins."""
+        if self._conditions.dies(self.world.rank, step):
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(self._conditions.pause_s(self.world.rank, step))
+        return time.perf_counter()
+
+    def _slow_down(self, step: int, compute_s: float) -> None:
+        """Make this step's compute as much longer as the job wants."""
+        factor = self._conditions.factor(self.world.rank, step)
+        if factor > 1:
+            time.sleep((factor - 1) * compute_s)
 
     def _note(self, phase: str) -> None:
         if self.session.control is not None:
@@ -347,7 +383,7 @@ class _Run:
             return 0.0
         return min(1.0, self.replica.waited_s / (step_ends[-1] - step_ends[0]))
 
-    def _finish_step(self, metrics: TextIO, done: int, step_ends: list[float]) -> float:
+    def _finish_step(self, metrics: Path, done: int, step_ends: list[float]) -> float:
         """Report the step before, whose losses have arrived; return its loss."""
         loss = statistics.fmean(self.replica.losses)
         self.progress.step(done, self.total, loss, self._pace(step_ends), self._exposed(step_ends))
@@ -358,8 +394,14 @@ class _Run:
             "samples_per_s": round(self._pace(step_ends), 3),
             "exposed_communication": round(self._exposed(step_ends), 5),
         }
-        metrics.write(json.dumps(line) + "\n")
-        metrics.flush()
+        if self.is_first:
+            if self._written is None:
+                # Rank 0's from the start; another's from where the one before it was gone.
+                self._written = last_step(metrics)
+            if done > self._written:
+                with open(metrics, "a") as file:
+                    file.write(json.dumps(line) + "\n")
+                self._written = done
         return loss
 
     def _look_at_whole(self, done: int) -> tuple[float | None, float | None, str]:
@@ -421,6 +463,12 @@ class _Run:
             step, self.job, self.model.state_dict(), optimizer_state, self.replica.strategy.state()
         )
         checkpoint.save(self.out / "checkpoints", saved)
+
+
+def last_step(path: Path) -> int:
+    """Return the last step that a file of metrics tells of; 0 if it tells of none."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return int(msgspec.json.decode(lines[-1])["step"]) if lines else 0
 
 
 def keep_metrics_until(path: Path, step: int) -> None:

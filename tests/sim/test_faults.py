@@ -181,8 +181,8 @@ def change(**settings):
             "Use 0 to 3.",
         ),
         (
-            fault(rank=-1),
-            "cluster.faults[0].rank: got rank -1, but the world has 4 ranks, counted from 0. "
+            fault(rank=-2),
+            "cluster.faults[0].rank: got rank -2, but the world has 4 ranks, counted from 0. "
             "Use 0 to 3.",
         ),
         (

@@ -65,7 +65,7 @@ def simulate(
     job = job.resolved(job.run.ranks if ranks is None else ranks)
     check_names(job)
     cluster = cluster_of(job.cluster, job.run.ranks, machines)
-    conditions = conditions_of(job.cluster, job.run.seed)
+    conditions = conditions_of(job.cluster, job.run.seed, job.faults)
     conditions.check(cluster.ranks, cluster.machines)
     if trace is not None:
         check_can_be_written("--trace", trace)
@@ -83,6 +83,7 @@ def _run(
 ) -> Outcome:
     from syncline.sim.learn import Learning
     from syncline.sim.run import simulate as run
+    from syncline.strategies import make_strategy
     from syncline.workload import derive
 
     learning = Learning(job)
@@ -103,7 +104,7 @@ def _run(
         return run(
             workload,
             cluster,
-            job.strategy.name,
+            lambda: make_strategy(job.strategy.name, job.strategy.settings, job.run.seed),
             steps=total,
             shards=shards,
             bucket_bytes=None if bytes_ == "auto" else bytes_,

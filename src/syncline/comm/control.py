@@ -7,8 +7,10 @@ above it). Three ways to fail, three messages:
 - silent: no heartbeat for `silent_s`: a frozen process or a machine that is cut off;
 - hung: the rank lives, somebody has waited for it for `hung_s`, and its progress stands still.
 
-The first failure is passed on to every rank; who waits is woken. Each rank keeps a progress record
-(step, bucket, phase) where its machine's leader can read it even after the rank's death.
+The first failure is passed on to every rank; who waits is woken. Where the others can go on without
+a rank (`tolerate`), its end is noted and passed on, and nobody fails: every rank then watches the
+processes of its machine by itself, so that the end of a leader leaves nobody blind. Each rank keeps
+a progress record (step, bucket, phase) where its machine's ranks can read it even after its death.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ log = logging.getLogger("syncline")
 
 HEARTBEAT_S = 1.0
 PHASES = ("start", "forward", "backward", "step", "reduce", "update", "gather", "evaluate", "save")
+LEFT = -1
+"""The phase of a rank that ended in good order."""
 _RECORD = struct.Struct("<qqqq")
+_PID = struct.Struct("<q")
+_PLACE_BYTES = _RECORD.size + _PID.size
 _HOW: dict[str, type[RankFailed]] = {"died": RankDied, "silent": RankSilent, "hung": RankHung}
 
 
@@ -58,8 +64,9 @@ class ProgressBoard:
     """The progress records of a machine's ranks, in memory that outlives any one of them."""
 
     def __init__(self, file: int, local_size: int, local_rank: int) -> None:
-        self._map = mmap.mmap(file, local_size * _RECORD.size)
-        self._offset = local_rank * _RECORD.size
+        self._map = mmap.mmap(file, local_size * _PLACE_BYTES)
+        self._offset = local_rank * _PLACE_BYTES
+        _PID.pack_into(self._map, self._offset + _RECORD.size, os.getpid())
         self.step = 0
         self._num_phases = 0
         self.write("start")
@@ -67,7 +74,7 @@ class ProgressBoard:
     @staticmethod
     def create(local_size: int) -> int:
         file = os.memfd_create("syncline-progress", os.MFD_CLOEXEC)
-        os.ftruncate(file, local_size * _RECORD.size)
+        os.ftruncate(file, local_size * _PLACE_BYTES)
         return file
 
     def write(self, phase: str, bucket: int = -1) -> None:
@@ -75,8 +82,17 @@ class ProgressBoard:
         record = (self.step, bucket, PHASES.index(phase), self._num_phases)
         _RECORD.pack_into(self._map, self._offset, *record)
 
+    def write_left(self) -> None:
+        """Say that this rank ends in good order, for those who only see its process end."""
+        _RECORD.pack_into(self._map, self._offset, self.step, -1, LEFT, self._num_phases)
+
     def read(self, local_rank: int) -> Record:
-        return _RECORD.unpack_from(self._map, local_rank * _RECORD.size)
+        return _RECORD.unpack_from(self._map, local_rank * _PLACE_BYTES)
+
+    def pid(self, local_rank: int) -> int:
+        """Return a rank's process; 0 as long as it has not come."""
+        (pid,) = _PID.unpack_from(self._map, local_rank * _PLACE_BYTES + _RECORD.size)
+        return int(pid)
 
 
 def describe(record: Record) -> str:
@@ -113,6 +129,9 @@ class Control:
         self._frames = {rank: Frames() for rank in self._links}
         self._callbacks: list[Callable[[RankFailed], None]] = []
         self._gone_callbacks: list[Callable[[int], None]] = []
+        self._tolerated: frozenset[int] = frozenset()
+        self._pidfds: dict[int, int] = {}
+        """Processes that are watched: file descriptor -> rank."""
         self._lock = threading.RLock()
         self._wake, self._waker = socket.socketpair()
         self._closing = False
@@ -150,6 +169,30 @@ class Control:
         with self._lock:
             self._gone_callbacks.append(callback)
 
+    def tolerate(self, ranks: Iterable[int]) -> None:
+        """From now on go on without some ranks, should they be gone. After all have met.
+
+        Only for ranks of one machine.
+        """
+        self._tolerated = frozenset(ranks)
+        for at, rank in enumerate(self.place.local_ranks):
+            if rank != self.place.rank:
+                try:
+                    self._pidfds[os.pidfd_open(self.progress.pid(at))] = rank
+                except ProcessLookupError:
+                    self._note_end(rank)
+        self._waker.send(b"x")
+
+    def _note_end(self, rank: int) -> None:
+        """A rank's process has ended: in good order, if it said so."""
+        at = self.place.local_ranks.index(rank)
+        if self.progress.read(at)[2] == LEFT:
+            self.left.add(rank)
+            for callback in self._gone_callbacks:
+                callback(rank)
+        elif rank not in self.left:
+            self._fail(rank, "died", f"rank {rank} died {self._last_of(rank)}.")
+
     def check(self) -> None:
         """Raise if a peer is known to be gone."""
         if self.failure is not None:
@@ -160,6 +203,8 @@ class Control:
         self.check()
         waiting_for = list(ranks)
         for rank in waiting_for:
+            if rank in self.gone:
+                raise self.gone[rank]
             if rank in self.left:
                 raise RankDied(
                     rank,
@@ -216,6 +261,7 @@ class Control:
                 return
             self._closing = True
         if in_good_order and self.failure is None:
+            self.progress.write_left()
             self._send_all(Message(left=[self.place.rank]))
         self._waker.send(b"x")
         self._thread.join(timeout=5.0)
@@ -223,6 +269,8 @@ class Control:
             sock.close()
         self._wake.close()
         self._waker.close()
+        for file in self._pidfds:
+            os.close(file)
 
     # The control thread.
 
@@ -232,6 +280,7 @@ class Control:
             for rank, sock in self._links.items():
                 selector.register(sock, selectors.EVENT_READ, rank)
             next_beat = last_turn = time.monotonic()
+            watched: set[int] = set()
             while not self._closing:
                 now = time.monotonic()
                 if now - last_turn > 3 * HEARTBEAT_S:
@@ -241,8 +290,17 @@ class Control:
                 if now >= next_beat:
                     self._beat()
                     next_beat = now + HEARTBEAT_S
+                for file in self._pidfds.keys() - watched:
+                    watched.add(file)
+                    selector.register(file, selectors.EVENT_READ, self._pidfds[file])
                 for key, _ in selector.select(max(0.0, next_beat - time.monotonic())):
-                    if key.data is not None and not self._read(key.data):
+                    if key.fileobj is self._wake:
+                        if not self._closing:
+                            self._wake.recv(1)
+                    elif key.fileobj in watched:
+                        selector.unregister(key.fileobj)
+                        self._note_end(key.data)
+                    elif not self._read(key.data):
                         selector.unregister(key.fileobj)
                         self._heard.pop(key.data, None)
                 self._look_for_silence()
@@ -270,6 +328,8 @@ class Control:
             self._records.update(message.records)
             if message.left:
                 self.left.update(message.left)
+                for callback in self._gone_callbacks:
+                    callback(message.left[0])
                 self._send_all(Message(left=message.left), but=rank)
             if message.gone is not None:
                 self._fail(message.gone, message.how, message.why, source=rank)
@@ -297,9 +357,17 @@ class Control:
     def _fail(self, rank: int, how: str, sentence: str, source: int | None = None) -> None:
         """Take note of the first failure, pass it on and wake whoever waits."""
         with self._lock:
-            if self.failure is not None:
+            if self.failure is not None or rank in self.gone:
                 return
             failure = _HOW.get(how, RankDied)(rank, sentence)
+            if rank in self._tolerated and how != "hung" and rank != self.place.rank:
+                log.warning("rank %d: %s The others go on.", self.place.rank, sentence)
+                self.gone[rank] = failure
+                self._heard.pop(rank, None)
+                self._send_all(Message(gone=rank, how=how, why=sentence), but=source)
+                for wake in self._gone_callbacks:
+                    wake(rank)
+                return
             if rank != self.place.rank:
                 # Before anybody can see it and leave.
                 log.error("rank %d: %s", self.place.rank, sentence)

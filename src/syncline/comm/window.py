@@ -154,9 +154,9 @@ class Patience:
         """Return when `is_over`; raise PeerGone if the rank is gone by then."""
         started = time.monotonic()
         while not is_over():
-            self.check(rank)
             self._hub.sleep(is_over)
             if not is_over():
+                self.check(rank)
                 self._control.check_waiting_for([rank], time.monotonic() - started, what)
 
     def until(self, is_true: Callable[[], bool]) -> None:

@@ -22,11 +22,15 @@ class _Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Can be read from a file; an unknown field is an error."""
 
 
+ANY_RANK = -1
+
+
 class Fault(_Data, frozen=True, kw_only=True):
     """Something that happens to a rank at a step.
 
     "slow": compute takes `factor` times as long for `steps` steps. "pause": the rank stands still
-    for `seconds`, once. "death": it is gone. What a kind does not use is ignored.
+    for `seconds`, once. "death": it is gone. With a `chance` below 1 it happens at random, in each
+    of `steps` steps from `step` on with this chance. `rank` -1 is any: each for itself.
     """
 
     rank: int
@@ -35,6 +39,7 @@ class Fault(_Data, frozen=True, kw_only=True):
     factor: float = 1.0
     seconds: float = 0.0
     steps: int = 1
+    chance: float = 1.0
 
 
 class Jitter(_Data, frozen=True, kw_only=True):
@@ -95,32 +100,40 @@ class Conditions(_Data, frozen=True, kw_only=True):
         if self.jitter.kind != "none":
             seed = seed_for(self.seed, "jitter", rank, step)
             factor *= self.jitter.draw(random.Random(seed))
-        for fault in self.faults:
-            lasts = fault.step <= step < fault.step + fault.steps
-            if fault.kind == "slow" and fault.rank == rank and lasts:
-                factor *= fault.factor
+        for fault in self._now(rank, step, "slow"):
+            factor *= fault.factor
         return factor
 
     def pause_s(self, rank: int, step: int) -> float:
         """Return how long a rank stands still at a step."""
-        return sum(fault.seconds for fault in self._at(rank, step, "pause"))
+        return sum(fault.seconds for fault in self._now(rank, step, "pause"))
 
     def dies(self, rank: int, step: int) -> bool:
         """Whether a rank is gone when the step begins, having taken all steps before it."""
-        return bool(self._at(rank, step, "death"))
+        return bool(self._now(rank, step, "death"))
 
-    def _at(self, rank: int, step: int, kind: str) -> list[Fault]:
-        return [
-            fault
-            for fault in self.faults
-            if fault.kind == kind and fault.rank == rank and fault.step == step
-        ]
-
-    def check(self, ranks: int, machines: int) -> None:
-        """Refuse what cannot happen in a world of this size."""
+    def _now(self, rank: int, step: int, kind: str) -> list[Fault]:
+        """Return the faults of a kind that a rank has in a step."""
+        found = []
         for number, fault in enumerate(self.faults):
-            key = f"cluster.faults[{number}]"
-            _check_number(f"{key}.rank", fault.rank, ranks, "rank")
+            if fault.kind != kind or fault.rank not in (rank, ANY_RANK):
+                continue
+            if fault.step <= step < fault.step + fault.steps:
+                place = ("fault", number, rank, step)
+                if fault.chance == 1 or _uniform(self.seed, *place) < fault.chance:
+                    found.append(fault)
+        return found
+
+    def check(self, ranks: int, machines: int, table: str = "cluster.faults") -> None:
+        """Refuse what cannot happen in a world of this size. `table` is where the faults are."""
+        for number, fault in enumerate(self.faults):
+            key = f"{table}[{number}]"
+            if fault.rank != ANY_RANK:
+                _check_number(f"{key}.rank", fault.rank, ranks, "rank")
+            if not 0 < fault.chance <= 1:
+                raise ConfigError(
+                    f"{key}.chance", f"got {fault.chance:g}", "a chance is above 0, at most 1", ""
+                )
             _check_at_least(f"{key}.step", fault.step, 0, "steps count from 0")
             _check_factor(f"{key}.factor", fault.factor)
             _check_at_least(f"{key}.seconds", fault.seconds, 0, "no time is shorter than none")
@@ -133,6 +146,10 @@ class Conditions(_Data, frozen=True, kw_only=True):
             _check_at_least(f"{key}.time_s", change.time_s, 0, "a run begins at 0 s")
             _check_number(f"{key}.machine", change.machine, machines, "machine")
             _check_factor(f"{key}.factor", change.factor)
+
+
+def _uniform(seed: int, *place: int | str) -> float:
+    return random.Random(seed_for(seed, *place)).random()
 
 
 def _check_number(key: str, number: int, count: int, what: str) -> None:

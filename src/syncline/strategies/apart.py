@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import torch
 
 from syncline.bucket import Bucket, Step
@@ -9,6 +12,7 @@ from syncline.comm.alone import Alone
 from syncline.comm.base import Communicator
 from syncline.comm.meeting import Meeting
 from syncline.comm.window import Functions, Window
+from syncline.errors import PeerGone
 from syncline.strategies.base import Spreadable, Strategy
 
 
@@ -20,6 +24,9 @@ class Apart(Strategy):
     """
 
     is_apart = True
+
+    def may_lose(self, world_size: int) -> range:
+        return range(world_size)
 
     def group(self, comm: Communicator) -> Communicator:
         self._alone = comm if comm.size == 1 else Alone(comm.ranks[comm.position])
@@ -53,6 +60,10 @@ class Apart(Strategy):
         """How many exchanges this rank's steps began with other ranks, and their bytes."""
         now, apart = self._traffic(), self._gathering
         return now[0] - apart[0], now[1] - apart[1]
+
+    def report(self) -> dict[str, Any]:
+        exchanges, num_bytes = self.traffic
+        return {"exchanges": exchanges, "exchanged_bytes": num_bytes}
 
     def _traffic(self) -> tuple[int, int]:
         windows = self._windows
@@ -91,15 +102,22 @@ class Apart(Strategy):
         return whole
 
     def mean(self, window: Window, like: torch.Tensor) -> torch.Tensor:
-        """Return the mean of what the ranks that are there have published."""
-        total, count = torch.zeros_like(like, dtype=torch.float64), 0
+        """Return the mean of what the ranks that are there have published.
+
+        `spread` is then their mean square distance to it.
+        """
+        total, count, squares = torch.zeros_like(like, dtype=torch.float64), 0, 0.0
         for position in self.meeting.living():
-            pending = window.get(position)
-            pending.wait()
-            total += pending.values
-            count += 1
-            pending.release()
-        return total.div_(count).to(like.dtype)
+            with contextlib.suppress(PeerGone):
+                pending = window.get(position)
+                pending.wait()
+                total += pending.values
+                squares += pending.values.double().square().sum().item()
+                count += 1
+                pending.release()
+        total.div_(count)
+        self.spread = max(0.0, squares / count - total.square().sum().item())
+        return total.to(like.dtype)
 
     def expose(self) -> None:
         """Let others have what their `collect` needs."""

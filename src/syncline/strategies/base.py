@@ -7,7 +7,7 @@ code runs, over which wires and on which clock is somebody else's business.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -71,6 +71,14 @@ class Strategy:
 
     is_apart = False
     """Whether each rank has parameters of its own; then `collect` says which count."""
+
+    def may_lose(self, world_size: int) -> range:
+        """Return the ranks without whom the others go on."""
+        return range(0)
+
+    def report(self) -> dict[str, Any]:
+        """Return what this rank has to tell about the run, as plain data."""
+        return {}
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return what a checkpoint must hold besides parameters and optimizer state."""

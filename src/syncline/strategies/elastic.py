@@ -12,6 +12,8 @@ runs while backward still computes.
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from syncline.bucket import Bucket, Step
@@ -93,10 +95,18 @@ class Elastic(Apart):
         if self.comm.size == 1:
             return bucket.parameters.memory.mine.clone()
         center = self._centers[bucket.index]
-        for number, owner in center.owners().items():
-            strip = center.part(center.moves, number)
-            center.window.call(owner, "read", None, strip, b"%d" % number).wait()
+        for number in center.owners():
+            self._read(center, number)
         return center.moves.mine.clone()
+
+    def _read(self, center: _Center, number: int) -> None:
+        """Read a strip from whoever holds it now."""
+        strip = center.part(center.moves, number)
+        while True:
+            owner = center.owners()[number]
+            with contextlib.suppress(PeerGone):
+                center.window.call(owner, "read", None, strip, b"%d" % number).wait()
+                return
 
 
 class _Center:

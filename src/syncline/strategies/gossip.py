@@ -16,8 +16,10 @@ the local step is the user's optimizer's, whatever the weight.
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import struct
+from typing import Any
 
 import torch
 
@@ -39,6 +41,8 @@ class Gossip(Apart):
     def __init__(self, settings: GossipSettings | None = None, seed: int = 0) -> None:
         self.settings = settings or GossipSettings()
         self._seed = seed
+        self._squares: dict[int, tuple[float, float]] = {}
+        """Of each bucket, at the last meeting: mean square of distances, and of the mean."""
 
     def check(self, world_size: int, shards: int) -> None:
         super().check(world_size, shards)
@@ -125,8 +129,17 @@ class Gossip(Apart):
             box.window.publish(bucket.parameters.memory.mine)
 
     def collect(self, bucket: Bucket) -> torch.Tensor:
-        """Return the mean over all ranks that are there."""
-        return self.mean(self._boxes[bucket.index].window, bucket.parameters.memory.mine)
+        """Return the mean over all ranks that are there; note how far they are from it."""
+        mine = bucket.parameters.memory.mine
+        mean = self.mean(self._boxes[bucket.index].window, mine)
+        self._squares[bucket.index] = (self.spread, mean.double().square().sum().item())
+        return mean
+
+    def report(self) -> dict[str, Any]:
+        """Add the distance to consensus: that of ranks to their mean, by the norm of the mean."""
+        apart, norm = (sum(pair[k] for pair in self._squares.values()) for k in (0, 1))
+        distance = math.sqrt(apart / norm) if norm else 0.0
+        return {**super().report(), "distance_to_consensus": distance}
 
 
 class _Box:

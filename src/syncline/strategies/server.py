@@ -12,6 +12,7 @@ Staleness of a push: how many other updates a strip has seen since the worker pu
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import msgspec
 import torch
@@ -52,6 +53,10 @@ class Server(Apart):
                 f"Use at most {world_size - 1}, or 0 for strips on all ranks.",
             )
 
+    def may_lose(self, world_size: int) -> range:
+        """Workers; not those that hold strips, and without dedicated servers all of them do."""
+        return range(world_size - self.settings.servers if self.settings.servers else 0)
+
     def open(self, replica: Spreadable) -> None:
         self._progress = Meeting(self.comm, "step")
         self._strips = [_Strip(self, replica, bucket) for bucket in self.buckets]
@@ -73,6 +78,12 @@ class Server(Apart):
             strip.push(bucket)
         else:
             strip.step_alone(bucket)
+
+    def report(self) -> dict[str, Any]:
+        pushes = sum(self.staleness.values())
+        mean = sum(k * times for k, times in self.staleness.items()) / max(1, pushes)
+        histogram = {str(k): self.staleness[k] for k in sorted(self.staleness)}
+        return {**super().report(), "staleness": histogram, "mean_staleness": mean}
 
     def collect(self, bucket: Bucket) -> torch.Tensor:
         """Return the parameters as the servers have them."""
