@@ -36,6 +36,8 @@ class Arm:
 
     method: str
     bucket_mb: int | None = None
+    strategy: str = "synchronous"
+    period: int | None = None
 
     @property
     def name(self) -> str:
@@ -43,7 +45,7 @@ class Arm:
 
     @property
     def is_synchronised(self) -> bool:
-        return self.method != "local"
+        return self.method != "local" and self.strategy == "synchronous"
 
 
 ARMS: tuple[Arm, ...] = (
@@ -55,5 +57,12 @@ ARMS: tuple[Arm, ...] = (
     Arm("fsdp2"),
     Arm("syncline"),
     Arm("local"),
+    *(
+        Arm(f"{strategy}_{period}", strategy=strategy, period=period)
+        for strategy in ("gossip", "elastic", "server")
+        for period in (1, 10)
+    ),
 )
 METHODS: tuple[str, ...] = tuple(dict.fromkeys(arm.method for arm in ARMS))
+SYNCHRONOUS: tuple[str, ...] = tuple(m for m in METHODS if m[-1] not in "01")
+"""What is measured unless methods are named: asynchronous ones do other arithmetic."""

@@ -28,7 +28,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.arms import ARMS, METHODS, WORKLOADS, Arm
+from benchmarks.arms import ARMS, METHODS, SYNCHRONOUS, WORKLOADS, Arm
 from benchmarks.figures import ArmResult, Comparison, check_goals, doubts, goals_table, table
 from benchmarks.ranks import TOP_FOLDER, ArmFailed, Ranks
 
@@ -161,7 +161,7 @@ def read_job(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__)
     parser.add_argument("--workloads", type=_names(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--ranks", type=_numbers, default=[2, 4])
-    parser.add_argument("--methods", type=_names(METHODS), default=list(METHODS))
+    parser.add_argument("--methods", type=_names(METHODS), default=list(SYNCHRONOUS))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0, help="least length of a block")
     parser.add_argument("--json", action="store_true", help="print one object on stdout")

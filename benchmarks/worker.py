@@ -76,10 +76,14 @@ def build_fsdp2(model: nn.Module, arm: Arm) -> Training:
 
 def build_syncline(model: nn.Module, arm: Arm) -> Training:
     import syncline
+    from syncline.strategies import make_strategy
+    from syncline.strategy_settings import SETTINGS
 
     syncline.init(threads=1)
     optimizer = SGD(model.parameters(), **SGD_SETTINGS)
-    replica = syncline.distribute(model, optimizer)
+    kind = SETTINGS[arm.strategy]
+    settings = None if kind is None else kind(period=arm.period)
+    replica = syncline.distribute(model, optimizer, make_strategy(arm.strategy, settings))
     return Training(model, optimizer, replica.synchronize)
 
 
@@ -110,7 +114,7 @@ class Rank:
         model = models.build(
             workload.model, workload.sample_shape, workload.classes, **workload.options
         )
-        self.training = BUILDERS[arm.method](model, arm)
+        self.training = BUILDERS.get(arm.method, build_syncline)(model, arm)
         # After building, which may draw random numbers of its own: equal dropout in all arms.
         torch.manual_seed(1 + int(os.environ["RANK"]))
         self.x = torch.randn(workload.batch, *workload.sample_shape)
