@@ -49,6 +49,20 @@ def test_a_get_returns_what_was_published_and_its_version(world):
 
 
 @every_window
+def test_nothing_can_be_published_too(world):
+    def work(comm):
+        window = comm.window(0, torch.float32, {})
+        window.publish(torch.empty(0))
+        comm.barrier()
+        pending = window.get((comm.position + 1) % comm.size)
+        version = pending.wait()
+        comm.barrier()
+        return [version, pending.values.numel()]
+
+    assert in_world(world, work) == [[1, 0]] * WORLDS[world][0]
+
+
+@every_window
 def test_calls_change_the_owner_one_after_the_other_and_none_is_lost(world):
     def work(comm):
         rank = comm.ranks[comm.position]

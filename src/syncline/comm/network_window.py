@@ -166,7 +166,8 @@ class NetworkWindow:
         if values is not None and values.numel() * values.itemsize != num_values:
             raise CommError(f"rank {rank} sent other values than it announced")
         if function == _GET:
-            self._sends.append(self._streams.send(rank, _BULK, self._published))
+            if num_out:
+                self._sends.append(self._streams.send(rank, _BULK, self._published))
             result = self._version
         else:
             out = self._pool.take(num_out // self._dtype.itemsize) if num_out else None

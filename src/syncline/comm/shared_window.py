@@ -195,7 +195,11 @@ class SharedWindow:
         self._numbers = {name: number for number, name in enumerate(functions)}
         self._in_order = list(functions.values())
         self.num_calls = self.sent_bytes = 0
-        self._slots = [comm.allocate(num_elements, dtype) for _ in range(2 if num_elements else 0)]
+        nothing = torch.empty(0, dtype=dtype)
+        empty = Memory(nothing, (nothing,) * self._size)
+        self._slots = [
+            comm.allocate(num_elements, dtype) if num_elements else empty for _ in range(2)
+        ]
         # For each rank: the version it published last, which lies in slot version % 2; then, for
         # each reader, 1 + the slot that it is reading.
         self._row = 1 + self._size
