@@ -24,7 +24,6 @@ from syncline.comm.base import Memory
 from syncline.comm.window import (
     MAX_NOTE_BYTES,
     Call,
-    Done,
     Functions,
     Patience,
     Pending,
@@ -232,6 +231,14 @@ class SharedWindow:
 
     def get(self, position: int) -> Pending:
         self._office.patience.check(self._comm.ranks[position])
+        if position != self._position:
+            mine = self._slots[0].mine
+            self.num_calls += 1
+            self.sent_bytes += mine.numel() * mine.itemsize
+        return _Reading(self, position)
+
+    def begin_reading(self, position: int) -> tuple[int, torch.Tensor]:
+        """Say that the latest version of a rank is being read; return it and where it lies."""
         at = position * self._row
         mark = at + 1 + self._position
         while True:
@@ -244,11 +251,10 @@ class SharedWindow:
                 break
         peers = self._slots[version % 2].peers
         assert peers is not None
-        values = peers[position]
-        if position != self._position:
-            self.num_calls += 1
-            self.sent_bytes += values.numel() * values.itemsize
-        return _Reading(self._board, mark, version, values)
+        return version, peers[position]
+
+    def end_reading(self, position: int) -> None:
+        self._board[position * self._row + 1 + self._position] = 0
 
     def call(
         self,
@@ -274,13 +280,23 @@ class SharedWindow:
         return self._office.patience.gone(self._comm.ranks)
 
 
-class _Reading(Done):
-    """A version that is being read where it lies."""
+class _Reading:
+    """A get: what is read is the version that is there when it is waited for, where it lies."""
 
-    def __init__(self, board: memoryview, mark: int, version: int, values: torch.Tensor) -> None:
-        super().__init__(version, values)
-        self._board = board
-        self._mark = mark
+    def __init__(self, window: SharedWindow, position: int) -> None:
+        self._window = window
+        self._position = position
+
+    def is_over(self) -> bool:
+        return True
+
+    def wait(self) -> int:
+        version, self._values = self._window.begin_reading(self._position)
+        return version
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self._values
 
     def release(self) -> None:
-        self._board[self._mark] = 0
+        self._window.end_reading(self._position)

@@ -1,0 +1,258 @@
+"""Strategies whose ranks do not wait for each other, in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import syncline
+from ranks import run_ranks
+from syncline.checkpoint import digest_of
+from syncline.config import parse_job
+from syncline.sim.learn import Learning
+from syncline.sim.run import simulate
+from syncline.strategies import (
+    Elastic,
+    ElasticSettings,
+    Gossip,
+    GossipSettings,
+    Server,
+    ServerSettings,
+    make_strategy,
+)
+from syncline.workload import derive
+from worlds import cluster, untraced
+
+pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).parent.parent
+DIGITS = ROOT / "examples" / "digits.toml"
+
+STRATEGIES = {
+    "pull": lambda: Gossip(GossipSettings()),
+    "pull, early": lambda: Gossip(GossipSettings(early=True)),
+    "push": lambda: Gossip(GossipSettings(rule="push")),
+    "push-sum": lambda: Gossip(GossipSettings(rule="push", push_sum=True)),
+    "elastic": lambda: Elastic(ElasticSettings()),
+    "elastic, synchronous": lambda: Elastic(ElasticSettings(synchronous=True)),
+    "elastic, every other step": lambda: Elastic(ElasticSettings(period=2)),
+    "server": lambda: Server(ServerSettings()),
+    "server, bounded": lambda: Server(ServerSettings(max_staleness=1)),
+    "server, every other step": lambda: Server(ServerSettings(period=2)),
+}
+every_strategy = pytest.mark.parametrize("name", STRATEGIES)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 40), nn.BatchNorm1d(40), nn.Tanh(), nn.Linear(40, 5))
+
+
+def steps(model, optimizer, rank, count=6):
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    for step in range(count):
+        generator = torch.Generator().manual_seed(100 * step + rank)
+        x = torch.randn(8, 20, generator=generator)
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@every_strategy
+def test_one_rank_alone_is_plain_sgd_bit_for_bit(name, overlap, alone):
+    if name == "server, every other step":
+        pytest.skip("it pushes sums of gradients: other arithmetic")
+    plain = network()
+    steps(plain, sgd(plain), 0)
+    syncline.init()
+    model = network()
+    optimizer = sgd(model)
+    replica = syncline.distribute(
+        model, optimizer, STRATEGIES[name](), overlap=overlap, bucket_bytes=2000
+    )
+    steps(model, optimizer, 0)
+    with replica.whole():
+        found = digest_of(model.state_dict())
+    assert found == digest_of(plain.state_dict())
+
+
+WORLDS = {
+    "shared memory": (3, 1, "auto"),
+    "network": (3, 1, "network"),
+    "2 machines with 2 ranks": (4, 2, "auto"),
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@every_strategy
+def test_ranks_part_and_one_model_stands_for_all_of_them(name, world):
+    size, machines, kind = WORLDS[world]
+
+    def work():
+        rank = syncline.init(comm=kind)
+        model = network()
+        optimizer = sgd(model)
+        replica = syncline.distribute(
+            model, optimizer, STRATEGIES[name](), overlap=True, bucket_bytes=2000
+        )
+        steps(model, optimizer, rank)
+        with replica.whole():
+            whole = digest_of(model.state_dict())
+        own = digest_of(model.state_dict())
+        return whole, own, replica.strategy.report()
+
+    results = run_ranks(size, work, machines=machines)
+    assert len({whole for whole, _, _ in results}) == 1
+    assert len({own for _, own, _ in results}) == size
+    assert all(report["exchanges"] > 0 for _, _, report in results)
+
+
+JOB = """
+[model]
+name = "cnn"
+[data]
+name = "digits"
+batch = 32
+[optimizer]
+lr = 0.02
+[strategy]
+name = "{name}"
+bucket_bytes = 100000
+overlap = true
+[run]
+steps = 8
+"""
+
+
+@pytest.mark.parametrize("name", ["gossip", "elastic", "server"])
+def test_a_real_and_a_virtual_run_exchange_as_often_and_as_much(name, tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text(JOB.format(name=name))
+    done = subprocess.run(
+        [
+            sys.executable,
+            *f"-m syncline train {job} --ranks 4 --json --out {tmp_path / 'run'}".split(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=untraced(),
+    )
+    assert done.returncode == 0, done.stderr
+    real = json.loads(done.stdout)["strategy"]
+    resolved = parse_job(job.read_text()).resolved(4)
+    learning = Learning(resolved)
+    made = []
+
+    def make():
+        made.append(make_strategy(name, resolved.strategy.settings))
+        return made[-1]
+
+    workload = derive(learning.model, learning.data.sample_shape, 8, 1e9, 0.0, "digits")
+    simulate(
+        workload,
+        cluster(4, 4, rate=1e9),
+        make,
+        steps=8,
+        shards=4,
+        bucket_bytes=100_000,
+        learning=learning,
+    )
+    virtual = made[0].report()
+    keys = ("exchanges", "exchanged_bytes")
+    assert {key: real[key] for key in keys} == {key: virtual[key] for key in keys}
+    assert real["exchanges"] > 0
+
+
+def pids_of(folder):
+    """Return the ranks' processes by rank, as the kernel lists them."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().split(b"\0")
+                environ = (entry / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if str(folder).encode() in command and b"syncline.cli.worker" in command:
+                (rank,) = [v[5:] for v in environ if v.startswith(b"RANK=")]
+                found[int(rank)] = int(entry.name)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "rank"), [("gossip", 0), ("gossip", 2), ("elastic", 0)])
+def test_the_others_finish_when_a_rank_is_killed(name, rank, tmp_path):
+    folder = tmp_path / "run"
+    segments = set(Path("/dev/shm").iterdir())
+    running = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "syncline", "train", str(DIGITS), "--ranks", "3", "--json"),
+            *("--out", str(folder), "--set", f"strategy.name={name}"),
+            *("--set", "strategy.shards=", "--set", "data.batch=48", "--set", "run.epochs=12"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=untraced(),
+    )
+    metrics = folder / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 40):
+        assert time.monotonic() < deadline, "no progress"
+        assert running.poll() is None, running.stderr.read()
+        time.sleep(0.02)
+    ranks = pids_of(folder)
+    os.kill(ranks[rank], signal.SIGKILL)
+    out, said = running.communicate(timeout=60)
+    assert running.returncode == 0, said
+    found = json.loads(out)
+    assert found["steps"] == 12 * (1437 // 48)
+    assert list(found["gone"]) == [str(rank)]
+    for other in {0, 1, 2} - {rank}:
+        assert f"rank {other}: rank {rank} died at step " in said
+    assert found["accuracy"] > 0.93
+    lines = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+    assert lines == sorted(set(lines))
+    assert pids_of(folder) == {}
+    assert set(Path("/dev/shm").iterdir()) <= segments
+
+
+def test_a_dead_server_ends_the_run_with_a_checkpoint_to_go_on_from(tmp_path):
+    folder = tmp_path / "run"
+    arguments = [
+        *(sys.executable, "-m", "syncline", "train", str(DIGITS), "--ranks", "2", "--json"),
+        *("--out", str(folder), "--set", "strategy.name=server", "--set", "run.steps=40"),
+        *("--set", "run.checkpoint_every=10"),
+    ]
+    fault = ["--set", 'faults=[{rank=1, step=25, kind="death"}]']
+    died = subprocess.run(
+        [*arguments, *fault], capture_output=True, text=True, timeout=60, env=untraced()
+    )
+    assert died.returncode != 0
+    assert "rank 0: rank 1 died at step 25" in died.stderr
+    assert "to go on from the last checkpoint" in died.stderr
+    resumed = subprocess.run(
+        [*arguments, "--resume"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=untraced(),
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["resumed_at"] == 20
