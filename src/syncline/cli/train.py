@@ -62,7 +62,13 @@ def train(
     is for simulations: training takes no notice of it.
 
     [bold]Strategies[/bold]: synchronous (in every step all ranks average their
-    gradients, and each updates its own share of the weights).
+    gradients, and each updates its own share of the weights); gossip (each mixes
+    its weights with a partner's), elastic (springs to a common center) and server
+    (gradients are pushed, weights pulled), where nobody waits. Their settings are
+    in the table strategy.NAME; docs/strategies.md explains them.
+
+    [bold]Faults[/bold] on purpose: --set 'faults=[{rank=1, step=5, kind="death"}]'; or
+    kind="slow" with factor and steps, kind="pause" with seconds.
 
     [bold]The run folder[/bold] holds job.toml (the job as it was run), metrics.jsonl,
     summary.json and checkpoints/. It is never overwritten: --resume goes on, on
