@@ -122,6 +122,30 @@ def test_ranks_part_and_one_model_stands_for_all_of_them(name, world):
     assert all(report["exchanges"] > 0 for _, _, report in results)
 
 
+def test_a_dedicated_server_holds_the_parameters_and_serves_a_plain_loop():
+    def work():
+        rank = syncline.init()
+        model = network()
+        optimizer = sgd(model)
+        server = Server(ServerSettings(servers=1))
+        replica = syncline.distribute(model, optimizer, server, overlap=True, bucket_bytes=2000)
+        samples = torch.utils.data.TensorDataset(torch.randn(64, 20))
+        count = 0
+        for (x,) in syncline.shard(torch.utils.data.DataLoader(samples, batch_size=8)):
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            count += 1
+        return rank, count, dict(replica.strategy.staleness)
+
+    results = run_ranks(3, work)
+    assert [count for _, count, _ in results] == [4, 4, 0]
+    # 64 samples in steps of two workers with 8 each; two parameters' buckets, so some pushes each.
+    pushes = [sum(staleness.values()) for _, _, staleness in results]
+    assert pushes[0] == pushes[1] > 0
+    assert pushes[2] == 0
+
+
 JOB = """
 [model]
 name = "cnn"
@@ -231,6 +255,29 @@ def test_the_others_finish_when_a_rank_is_killed(name, rank, tmp_path):
     assert lines == sorted(set(lines))
     assert pids_of(folder) == {}
     assert set(Path("/dev/shm").iterdir()) <= segments
+
+
+@pytest.mark.slow
+def test_a_job_may_have_dedicated_servers_and_lose_a_worker(tmp_path):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "syncline", "train", str(DIGITS), "--ranks", "4", "--json"),
+            *("--out", str(tmp_path / "run"), "--set", "strategy.name=server"),
+            *("--set", "strategy.server.servers=1", "--set", "strategy.shards="),
+            *("--set", "data.batch=48", "--set", "run.steps=60", "--set", "run.evaluate_every=30"),
+            *("--set", "optimizer.lr=0.01", "--set", "optimizer.momentum=0.5"),
+            *("--set", 'faults=[{rank=1, step=40, kind="death"}]'),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=untraced(),
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert list(found["gone"]) == ["1"]
+    assert found["shards"] == 3
+    assert 1.0 < found["strategy"]["mean_staleness"] < 2.5
 
 
 def test_a_dead_server_ends_the_run_with_a_checkpoint_to_go_on_from(tmp_path):

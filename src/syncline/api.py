@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from syncline.comm.tree import shard_range
 from syncline.errors import ConfigError, UsageError
-from syncline.loader import FlatLoader, ShardedLoader, check_one_shard
+from syncline.loader import FlatLoader, ServingLoader, ShardedLoader, check_one_shard
 from syncline.replica import Replica
 from syncline.session import current_session, open_session
 from syncline.strategies import Strategy, make_strategy
@@ -105,13 +105,19 @@ def _sharded(loader: DataLoader[Any], seed: int) -> tuple[ShardedLoader, range]:
     return ShardedLoader(loader, shards, mine, replica, seed), mine
 
 
-def shard(loader: DataLoader[Any], *, seed: int = 0) -> FlatLoader:
+def shard(loader: DataLoader[Any], *, seed: int = 0) -> FlatLoader | ServingLoader:
     """Return a loader over this rank's part of the data; `batch_size` is the size of a shard.
+
+    On a rank that only serves others (strategy "server" with servers) it yields nothing, and ends
+    when they have left.
 
     Before each batch torch's generator is seeded by (seed, step, shard), so that dropout does not
     depend on the number of ranks.
     """
     steps, mine = _sharded(loader, seed)
+    replicas = current_session().replicas
+    if replicas and not mine:
+        return ServingLoader(replicas[-1])
     check_one_shard(mine)
     return FlatLoader(steps)
 

@@ -25,6 +25,7 @@ from syncline.cluster import PRESETS
 from syncline.errors import ConfigError
 from syncline.sim.faults import ANY_RANK, Fault, LinkChange
 from syncline.strategy_settings import SETTINGS as STRATEGIES
+from syncline.strategy_settings import OwnSettings
 
 Option = bool | int | float | str | tuple[int, ...]
 
@@ -191,8 +192,10 @@ class Job(_Table, frozen=True, kw_only=True):
                 "run.ranks", f"got {ranks}", "a world has at least one rank", "Use 1 or more."
             )
         _check_alone(self)
-        _check_shards(self, ranks)
-        shards = ranks if self.strategy.shards is None else self.strategy.shards
+        own = self.strategy.settings
+        workers = own.num_workers(ranks) if isinstance(own, OwnSettings) else ranks
+        _check_shards(self, workers)
+        shards = workers if self.strategy.shards is None else self.strategy.shards
         return msgspec.structs.replace(
             self,
             optimizer=self.optimizer.resolved(),

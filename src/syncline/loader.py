@@ -143,6 +143,20 @@ class FlatLoader:
             yield from shards
 
 
+class ServingLoader:
+    """For a rank that only serves others: there is no data, and the loop ends when they have."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    def __len__(self) -> int:
+        return 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self._replica.serve_to_the_end()
+        return iter(())
+
+
 def check_one_shard(mine: Sequence[int]) -> None:
     if len(mine) != 1:
         raise UsageError(

@@ -103,7 +103,7 @@ class Replica:
         self.optimizer = optimizer
         self.strategy = strategy
         self.comm = comm
-        self.shards = shards or comm.size
+        self.shards = shards or strategy.num_workers(comm.size)
         self.step_number = 0
         self.waited_s = 0.0
         """Time the compute lane has spent waiting for the comm lane: exposed communication."""
@@ -132,17 +132,19 @@ class Replica:
             choose_bucket_bytes(total_bytes) if self.overlap else max(2 * total_bytes, 1)
         )
 
-        self.my_shards = range(
-            *shard_range(self.shards, comm.size, sorted(comm.ranks).index(self._rank))
-        )
+        workers = strategy.num_workers(comm.size)
+        order = sorted(comm.ranks).index(self._rank)
+        self.my_shards = range(0)  # of a rank that only serves others
+        if order < workers:
+            self.my_shards = range(*shard_range(self.shards, workers, order))
         self.group = strategy.group(comm)
-        self._summed = range(self.shards) if self.group is comm else self.my_shards
+        self._summed = range(self.shards) if self.group is comm else self.my_shards or range(1)
         """The shards whose gradients are added up."""
         self.spread = Spread.even(len(self._summed), self.group.ranks)
         self._leaves, _ = plan_leaves(self.spread.nodes[self.group.position])
         # Every rank maps every other's slots, so all have as many as the one that needs most.
         self._num_slots = self.spread.num_slots
-        self._shard = self.my_shards[0]
+        self._shard = self._first_shard
         self._is_shard_closed = False
         self._is_sent = False
         self._entered_step = -1
@@ -323,6 +325,22 @@ class Replica:
         yield self.optimizer.register_step_pre_hook(self._before_step)
         yield self.optimizer.register_state_dict_pre_hook(self._before_optimizer_state)
         yield self.optimizer.register_load_state_dict_post_hook(self._after_optimizer_load)
+
+    @property
+    def _first_shard(self) -> int:
+        return self.my_shards[0] if self.my_shards else 0
+
+    def serve(self) -> None:
+        """Be there for others, on a rank that has no shards of its own."""
+        if not self._is_built:
+            with torch.no_grad():
+                self._build()
+
+    def serve_to_the_end(self) -> None:
+        """Serve until every rank that computes has left."""
+        self.serve()
+        strategy: Any = self.strategy
+        self._lane.call(strategy.serve_workers)
 
     # Building, once.
 
@@ -920,6 +938,9 @@ class Replica:
         self._take_back("optimizer state was asked for between backward and step()")
         self._lane.drain()
         holders = self.strategy.state_group(self.comm)
+        if self._control is not None and self._control.gone and holders.size > 1:
+            log.warning("the optimizer's state is not collected: ranks are gone")
+            return {}
         return self._lane.call(gather_optimizer_state, self._slots, self.buckets, holders)
 
     # What stands for the run as a whole.

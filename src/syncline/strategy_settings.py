@@ -13,11 +13,15 @@ from msgspec import Meta
 Period = Annotated[int, Meta(ge=1, examples=[10])]
 
 
-class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OwnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the tables have in common."""
 
+    def num_workers(self, ranks: int) -> int:
+        """Return how many of the ranks compute: the first ones."""
+        return ranks
 
-class GossipSettings(_Settings, frozen=True, kw_only=True):
+
+class GossipSettings(OwnSettings, frozen=True, kw_only=True):
     """With whom ranks mix their parameters, and how often.
 
     `rule`: "pull" takes the mean with what a partner has published, "push" sends to a partner and
@@ -34,7 +38,7 @@ class GossipSettings(_Settings, frozen=True, kw_only=True):
     early: bool | Literal["auto"] = "auto"
 
 
-class ElasticSettings(_Settings, frozen=True, kw_only=True):
+class ElasticSettings(OwnSettings, frozen=True, kw_only=True):
     """How strongly and how often ranks and center pull at each other.
 
     Every `period` steps both move towards each other by `beta` / ranks of their distance.
@@ -46,7 +50,7 @@ class ElasticSettings(_Settings, frozen=True, kw_only=True):
     synchronous: bool = False
 
 
-class ServerSettings(_Settings, frozen=True, kw_only=True):
+class ServerSettings(OwnSettings, frozen=True, kw_only=True):
     """Where parameters live, and how often workers come.
 
     `servers` = 0 spreads strips over all ranks, which work too; otherwise the last so many ranks
@@ -57,6 +61,9 @@ class ServerSettings(_Settings, frozen=True, kw_only=True):
     servers: Annotated[int, Meta(ge=0, examples=[1])] = 0
     period: Period = 1
     max_staleness: Annotated[int, Meta(ge=0, examples=[4])] | Literal["none"] = "none"
+
+    def num_workers(self, ranks: int) -> int:
+        return max(1, ranks - self.servers)
 
 
 SETTINGS: dict[str, type[msgspec.Struct] | None] = {

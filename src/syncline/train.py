@@ -292,6 +292,8 @@ class _Run:
         started = time.perf_counter()
         step_ends: list[float] = []
         loss = float("nan")
+        if not replica.my_shards:
+            return self._serve(start)
         for step in range(start, self.total):
             lr = learning_rate(job.optimizer, step, self.total)
             for group in self.optimizer.param_groups:
@@ -323,9 +325,27 @@ class _Run:
         seconds = time.perf_counter() - started
         if self.total > start:
             loss = self._finish_step(metrics, self.total, step_ends)
-        test_loss, accuracy, digest = self._look_at_whole(self.total)
+        found = self._look_at_whole(self.total)
+        summary = self._summary(start, step_ends, seconds, loss, found)
+        if self.is_first:
+            text = json.dumps(summary.to_json_dict(), indent=2) + "\n"
+            write_atomically(self.out / "summary.json", text.encode())
+        if self.trace is not None:
+            self._write_trace(self.trace, started)
+        self.progress.finish(summary)
+        return summary
+
+    def _summary(
+        self,
+        start: int,
+        step_ends: list[float],
+        seconds: float,
+        loss: float,
+        found: tuple[float | None, float | None, str],
+    ) -> Summary:
         gaps = [end - start for start, end in itertools.pairwise(step_ends)]
-        summary = Summary(
+        test_loss, accuracy, digest = found
+        return Summary(
             steps=self.total,
             samples_per_s=self._pace(step_ends),
             step_ms=1e3 * statistics.median(gaps) if gaps else 1e3 * seconds,
@@ -341,16 +361,9 @@ class _Run:
             seconds=seconds,
             resumed_at=start,
             run_folder=str(self.out),
-            strategy=replica.strategy.report(),
+            strategy=self.replica.strategy.report(),
             gone={rank: str(failure) for rank, failure in self._gone().items()},
         )
-        if self.is_first:
-            text = json.dumps(summary.to_json_dict(), indent=2) + "\n"
-            write_atomically(self.out / "summary.json", text.encode())
-        if self.trace is not None:
-            self._write_trace(self.trace, started)
-        self.progress.finish(summary)
-        return summary
 
     def _gone(self) -> dict[int, RankFailed]:
         return {} if self.session.control is None else self.session.control.gone
@@ -404,6 +417,13 @@ class _Run:
                 self._written = done
         return loss
 
+    def _serve(self, start: int) -> Summary:
+        """Be there for those who compute, until they are done."""
+        self.replica.serve()
+        for done in range(start + 1, self.total + 1):
+            self._look_at_whole(done)
+        return self._summary(start, [], 0.0, float("nan"), (None, None, ""))
+
     def _look_at_whole(self, done: int) -> tuple[float | None, float | None, str]:
         """Test and save what stands for the run as a whole, as far as it is time for that.
 
@@ -414,10 +434,10 @@ class _Run:
         saves = is_last or (run.checkpoint_every and done % run.checkpoint_every == 0)
         if not (evaluates or saves):
             return None, None, ""
-        optimizer_state = self.replica.optimizer_state() if saves else {}
         found: tuple[float | None, float | None] = (None, None)
         is_apart = self.replica.strategy.is_apart
         with self.replica.whole(is_wanted=self.is_first):
+            optimizer_state = self.replica.optimizer_state() if saves else {}
             if saves and self.is_first:
                 self._save(done, optimizer_state)
             if evaluates and (self.is_first or not is_apart):

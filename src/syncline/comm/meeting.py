@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 import torch
 
@@ -33,7 +34,7 @@ class Meeting:
             if position not in self._window.gone():
                 self._window.call(position, "reach", note=b"%d" % number)
 
-    def until(self, number: int, ranks: tuple[int, ...] | None = None) -> None:
+    def until(self, number: int, ranks: Collection[int] | None = None) -> None:
         """Wait until all ranks, or some, that are not gone have told a number or more."""
         positions = [
             at for at, rank in enumerate(self._comm.ranks) if ranks is None or rank in ranks
@@ -53,6 +54,12 @@ class Meeting:
         self._num_met += 1
         self.tell(self._num_met)
         self.until(self._num_met)
+
+    def until_gone(self, positions: set[int]) -> None:
+        """Wait until some ranks are gone, in whatever way."""
+        self._window.until(
+            lambda: positions <= self._window.gone(), lambda: f"{self._name}: others still work"
+        )
 
     def living(self) -> list[int]:
         """Return the positions of ranks that are not gone."""

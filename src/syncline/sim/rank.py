@@ -114,10 +114,14 @@ class VirtualRank:
         self._ready: dict[int, Signal] = {}
         self._before: dict[str, TaskId] = {}
         """The last task of each lane."""
-        order = sorted(self.comm.ranks).index(number)
-        self.my_shards = range(*shard_range(settings.shards, self.comm.size, order))
+        order, workers = sorted(self.comm.ranks).index(number), strategy.num_workers(self.comm.size)
+        self.my_shards = range(0)  # of a rank that only serves others
+        if order < workers:
+            self.my_shards = range(*shard_range(settings.shards, workers, order))
         self.group = strategy.group(self.comm)
-        self.summed = range(settings.shards) if self.group is self.comm else self.my_shards
+        self.summed = (
+            range(settings.shards) if self.group is self.comm else self.my_shards or range(1)
+        )
         """The shards whose gradients are added up."""
         self.spread = Spread.even(len(self.summed), self.group.ranks)
         self.leaves, _ = plan_leaves(self.spread.nodes[self.group.position])
@@ -181,7 +185,7 @@ class VirtualRank:
         for bucket in self.buckets:
             self._ready[bucket.index] = Signal(self._clock)
             self._ready[bucket.index].set()
-        for step in range(settings.steps):
+        for step in range(settings.steps if self.my_shards else 0):
             if conditions.dies(self.rank, step):
                 self._lane.stop()
                 self.world.die(self._me, f" (died at step {step})")

@@ -178,7 +178,11 @@ def _outcome(
     learning: Learning | None,
 ) -> Outcome:
     cluster, workload, steps = world.cluster, settings.workload, settings.steps
-    ends = [max(times) for times in zip(*(rank.step_ends_s for rank in ranks), strict=True)]
+    # A rank that died has taken fewer steps than the others, one that only serves has taken none.
+    ends = [
+        max(times[step] for times in (rank.step_ends_s for rank in ranks) if step < len(times))
+        for step in range(max(len(rank.step_ends_s) for rank in ranks))
+    ]
     gaps = [end - start for start, end in itertools.pairwise(ends)]
     update_s = workload.size_bytes / cluster.update_bytes_per_s
     compute_s = workload.forward_s + workload.backward_s

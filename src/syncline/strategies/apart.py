@@ -77,6 +77,12 @@ class Apart(Strategy):
         if step.statistics is not None:
             self._alone.all_reduce(step.statistics)
 
+    def serve_workers(self) -> None:
+        """Return when every rank that computes has left."""
+        workers = self.num_workers(self.comm.size)
+        positions = {at for at, rank in enumerate(self.comm.ranks) if rank < workers}
+        self.meeting.until_gone(positions)
+
     def in_turn(self) -> list[int]:
         """Return all positions, this rank's first: so that not all ranks ask the same one first."""
         size, mine = self.comm.size, self.comm.position

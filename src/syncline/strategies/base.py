@@ -41,13 +41,18 @@ class Strategy:
 
     def check(self, world_size: int, shards: int) -> None:
         """Refuse what cannot work, before anything starts."""
-        if shards < world_size:
+        workers = self.num_workers(world_size)
+        if shards < workers:
             raise ConfigError(
                 "strategy.shards",
-                f"got {shards} with {world_size} ranks",
+                f"got {shards} with {workers} ranks",
                 "each rank needs a shard",
-                f"Use at least {world_size} shards, or at most {shards} ranks.",
+                f"Use at least {workers} shards, or at most {shards} ranks.",
             )
+
+    def num_workers(self, world_size: int) -> int:
+        """Return how many ranks compute: the first ones."""
+        return world_size
 
     def group(self, comm: Communicator) -> Communicator:
         """Return the ranks that hold one set of parameters and add up their gradients."""

@@ -28,9 +28,8 @@ from syncline.strategy_settings import ServerSettings
 
 
 class _Note(msgspec.Struct, array_like=True):
-    """What goes along with a push: settings of the step, and the version that was pulled last."""
+    """What goes along with a push: the step's settings, and who has no gradient."""
 
-    version: int
     hyper: list[dict[str, float]]
     without: list[int]
 
@@ -41,10 +40,9 @@ class Server(Apart):
     def __init__(self, settings: ServerSettings | None = None, seed: int = 0) -> None:
         self.settings = settings or ServerSettings()
         self.staleness: Counter[int] = Counter()
-        """How often a push to this rank's strips had which staleness."""
+        """How often a push of this rank had which staleness."""
 
     def check(self, world_size: int, shards: int) -> None:
-        super().check(world_size, shards)
         if self.settings.servers >= world_size:
             raise ConfigError(
                 "strategy.server.servers",
@@ -52,21 +50,35 @@ class Server(Apart):
                 "somebody has to work",
                 f"Use at most {world_size - 1}, or 0 for strips on all ranks.",
             )
+        super().check(world_size, shards)
+
+    def num_workers(self, world_size: int) -> int:
+        return self.settings.num_workers(world_size)
 
     def may_lose(self, world_size: int) -> range:
         """Workers; not those that hold strips, and without dedicated servers all of them do."""
-        return range(world_size - self.settings.servers if self.settings.servers else 0)
+        return range(self.num_workers(world_size) if self.settings.servers else 0)
 
     def open(self, replica: Spreadable) -> None:
         self._progress = Meeting(self.comm, "step")
         self._strips = [_Strip(self, replica, bucket) for bucket in self.buckets]
+
+    def strips_of(self, replica: Spreadable, bucket: Bucket) -> tuple[int, ...]:
+        """Cut a bucket into strips for those who serve: all ranks, or the last few."""
+        comm, servers = self.comm, self.settings.servers
+        if not servers:
+            return replica.cut(bucket, comm, comm.size)
+        cuts = replica.cut(bucket, comm, servers)[: servers + 1]
+        serves = [rank >= self.num_workers(comm.size) for rank in comm.ranks]
+        return tuple(cuts[sum(serves[:position])] for position in range(comm.size + 1))
 
     def step_entered(self, step: Step) -> None:
         super().step_entered(step)
         ahead = self.settings.max_staleness
         if ahead != "none":
             self._progress.tell(step.number + 1)
-            self._progress.until(step.number + 1 - ahead)
+            workers = range(self.num_workers(self.comm.size))
+            self._progress.until(step.number + 1 - ahead, workers)
 
     def state_group(self, comm: Communicator) -> Communicator:
         return comm
@@ -100,8 +112,7 @@ class _Strip:
         self._server = server
         self._mine = bucket.parameters.memory
         self._free = bucket.gradient.slots[0]
-        servers = server.settings.servers or comm.size
-        self._cuts = replica.cut(bucket, comm, servers)
+        self._cuts = server.strips_of(replica, bucket)
         low, high = self._cuts[comm.position : comm.position + 2]
         # Laid out as the bucket, for the optimizer; pages outside the strip are never touched.
         values = torch.empty_like(self._mine.mine)
@@ -136,11 +147,13 @@ class _Strip:
         without = sorted(bucket.update.without)
         pending = {}
         for position, low, high in self._places():
-            note = msgspec.json.encode(_Note(self._pulled[position], hyper, without))
+            note = msgspec.json.encode(_Note(hyper, without))
             values, out = gradient.part(low, high), self._mine.part(low, high)
             pending[position] = self.window.call(position, "push", values, out, note)
         for position, one in pending.items():
-            self._pulled[position] = one.wait()
+            version = one.wait()
+            self._server.staleness[version - 1 - self._pulled[position]] += 1
+            self._pulled[position] = version
         if self._sum is not None:
             self._sum.mine.zero_()
 
@@ -158,7 +171,6 @@ class _Strip:
         assert call.values is not None
         assert call.out is not None
         note = msgspec.json.decode(call.note, type=_Note)
-        self._server.staleness[self._version - note.version] += 1
         self._gradient.copy_(call.values)
         self.update.hyper = [
             {**settings, **told}
