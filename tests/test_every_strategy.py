@@ -56,3 +56,34 @@ def test_tasks_of_a_lane_do_not_overlap_and_wait_for_what_they_say(strategy, ran
         assert all(ends[before] <= task.end_s for before in task.after)
         assert last.get((task.rank, task.lane), 0.0) <= task.start_s <= task.end_s
         last[task.rank, task.lane] = task.end_s
+
+
+@every_strategy
+@pytest.mark.parametrize("ranks", [8, 32, 128])
+def test_with_a_slow_rank_those_who_wait_for_others_wait_and_no_one_else(strategy, ranks):
+    slow = Conditions(slow_ranks={ranks - 1: 5.0})
+    layers = workload((4096, 0.1, 0.2), (4096, 0.1, 0.2))
+    links = cluster(ranks, rate=1e9, latency_s=1e-6)
+    runs = [simulate(layers, links, strategy, steps=STEPS, conditions=slow) for _ in range(2)]
+    assert runs[0].trace.to_bytes() == runs[1].trace.to_bytes()
+    ends = {
+        rank: max(t.end_s for t in runs[0].trace.tasks if t.rank == rank and t.kind == "backward")
+        for rank in (0, ranks // 2, ranks - 1)
+    }
+    alone_s, slow_s = STEPS * 0.6, 5 * STEPS * 0.6
+    assert ends[ranks - 1] == pytest.approx(slow_s, rel=0.02)
+    for rank in (0, ranks // 2):
+        if strategy == "synchronous":
+            # Its last backward begins with the slow rank's and takes a fifth of its time.
+            assert ends[rank] > (STEPS - 1) * 5 * 0.6
+        else:
+            assert ends[rank] == pytest.approx(alone_s, rel=0.02)
+
+
+@pytest.mark.parametrize("strategy", ["gossip", "elastic"])
+def test_in_virtual_time_too_the_others_go_on_without_a_dead_rank(strategy):
+    death = Conditions(faults=(Fault(rank=0, step=2, kind="death"),))
+    outcome = run(strategy, 4, conditions=death)
+    done = [(t.rank, t.step) for t in outcome.trace.tasks if t.kind == "backward"]
+    taken = [len({step for rank, step in done if rank == r}) for r in range(4)]
+    assert taken == [2, STEPS, STEPS, STEPS]

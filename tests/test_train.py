@@ -13,11 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ranks import run_ranks
 from syncline.checkpoint import digest_of
 from syncline.config import OptimizerSettings, read_job
 from syncline.loader import epoch_order, reseed
-from syncline.report.progress import SilentProgress
 from syncline.train import (
     batch_of,
     build_model,
@@ -26,7 +24,7 @@ from syncline.train import (
     learning_rate,
     load_data,
 )
-from syncline.train import train as run_training
+from training import train_forked
 from worlds import untraced
 
 ROOT = Path(__file__).parent.parent
@@ -50,16 +48,6 @@ def train(out, *arguments, ranks=1, job=DIGITS, status=0):
     )
     assert done.returncode == status, done.stderr
     return json.loads(done.stdout) if status == 0 else done.stderr
-
-
-def train_in_forked_ranks(out, ranks):
-    """Train as `syncline train` does, without the seconds that loading torch takes every rank."""
-    job = read_job(DIGITS, ["run.steps=30"])
-
-    def work():
-        return run_training(job, out, False, SilentProgress()).to_json_dict()
-
-    return run_ranks(ranks, work)[0]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +78,7 @@ def test_any_number_of_ranks_gives_one_and_the_same_hash(tmp_path, reference, ra
     if ranks == 4:
         found = train(tmp_path / "run", "--set", "run.steps=30", ranks=ranks)
     else:
-        found = train_in_forked_ranks(tmp_path / "run", ranks)
+        found = train_forked(DIGITS, tmp_path / "run", "run.steps=30", ranks=ranks)
     for key in ("weights_sha256", "loss", "accuracy", "test_loss"):
         assert found[key] == reference[key], key
     text = (tmp_path / "run" / "metrics.jsonl").read_text()
@@ -171,8 +159,7 @@ def test_one_killed_rank_is_named_and_the_way_on_is_shown(tmp_path):
 def test_the_plain_loop_with_the_published_seeds_gives_the_same_hash(tmp_path):
     """One shard, one rank, against PyTorch and nothing else: clipping off, dropout and norm on."""
     sets = ["run.steps=12", "optimizer.warmup_steps=2", "strategy.shards=1", "run.ranks=1"]
-    arguments = [word for one in sets for word in ("--set", one)]
-    found = train(tmp_path / "run", *arguments)
+    found = train_forked(DIGITS, tmp_path / "run", *sets)
 
     job = read_job(DIGITS, sets).resolved()
     torch.set_num_threads(job.run.threads)
@@ -216,11 +203,10 @@ def test_metrics_of_steps_that_are_taken_again_are_dropped(tmp_path):
 
 
 @pytest.mark.timeout(120)
-def test_clipping_adamw_and_gloo_from_the_command_line(tmp_path):
+def test_clipping_and_adamw_over_the_network(tmp_path):
     sets = ["run.steps=6", "optimizer.warmup_steps=2", "optimizer.clip_norm=0.1"]
     sets += ["optimizer.name=adamw", "optimizer.momentum="]
-    arguments = [word for one in sets for word in ("--set", one)]
-    one = train(tmp_path / "one", *arguments)
-    two = train(tmp_path / "two", *arguments, "--set", "strategy.comm=network", ranks=2)
+    one = train_forked(DIGITS, tmp_path / "one", *sets)
+    two = train_forked(DIGITS, tmp_path / "two", *sets, "strategy.comm=network", ranks=2)
     assert two["communicator"] == "network (tcp)"
     assert one["weights_sha256"] == two["weights_sha256"]

@@ -18,6 +18,7 @@ import pytest
 from syncline.cli.folder import choose_folder
 from syncline.config import STRATEGIES, parse_job, read_job
 from syncline.perf.trace import Trace
+from training import train_forked
 
 pytestmark = pytest.mark.processes
 
@@ -390,7 +391,9 @@ def test_a_trace_holds_the_tasks_of_all_ranks_and_what_they_waited_for(cli, tmp_
 @pytest.mark.slow
 def test_a_trace_of_an_inline_exchange_holds_the_comm_lane(cli, tmp_path):
     sets = ["run.steps=3", "data.samples=256", "strategy.overlap=false"]
-    trace = trace_of_a_real_run(cli, tmp_path, *(f"--set={one}" for one in sets))
+    path = tmp_path / "run.trace"
+    train_forked(cli.job, tmp_path / "run", *sets, ranks=2, trace=path)
+    trace = Trace.read(path)
     assert Counter((task.rank, task.kind) for task in trace.tasks) == {
         (rank, kind): 3 for rank in range(2) for kind in ("reduce", "step", "gather")
     }

@@ -16,6 +16,7 @@ from benchmarks.wire import ideal_step_s
 from lab.network import PREFIX, Lab, LabError, lab_names, rate_bytes_per_s, why_not
 
 from syncline import models
+from training import train_forked
 from worlds import untraced
 
 TOP = Path(__file__).parents[2]
@@ -224,8 +225,8 @@ def test_machines_give_the_hash_of_one_rank_and_send_the_least(machines, ranks, 
     job = tmp_path / "job.toml"
     job.write_text(JOB)
     sent = []
+    alone = train_forked(job, tmp_path / "alone")
     with Lab(machines, "1gbit") as lab:
-        alone = train(lab, job, tmp_path / "alone", 1, 1)
         for steps in (4, 12):
             before = lab.all_traffic()
             folder = tmp_path / str(steps)
@@ -286,7 +287,7 @@ def test_a_lost_machine_is_named_and_the_others_go_on_without_it(fault, tmp_path
         lab.kill(2)
         jobs[2].communicate()
         resumed = train(lab, job, folder, 2, 1, "--resume")
-        alone = train(lab, job, tmp_path / "alone", 1, 1)
+    alone = train_forked(job, tmp_path / "alone")
     assert resumed["weights_sha256"] == alone["weights_sha256"]
 
 

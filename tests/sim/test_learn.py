@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,8 @@ from syncline.sim.faults import Conditions, Jitter
 from syncline.sim.learn import Learning
 from syncline.sim.run import simulate
 from syncline.workload import derive
-from worlds import cluster, run_program, untraced
+from training import train_forked
+from worlds import cluster, run_program
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits.toml"
@@ -58,20 +57,7 @@ def with_model(job, build):
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
     """A real run of the same job, as a user would start it."""
-    folder = tmp_path_factory.mktemp("real") / "run"
-    done = subprocess.run(
-        [
-            sys.executable,
-            *f"-m syncline train {DIGITS} --ranks 2 --json --out {folder}".split(),
-            *("--set", "run.steps=24"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-        env=untraced(),
-    )
-    return json.loads(done.stdout)
+    return train_forked(DIGITS, tmp_path_factory.mktemp("real") / "run", "run.steps=24", ranks=2)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
