@@ -24,6 +24,13 @@ from torch.optim import SGD, Optimizer
 
 import syncline
 from syncline.models.sleeping import SleepingLayer, sleeping
+from syncline.strategies import (
+    Elastic,
+    Gossip,
+    GossipSettings,
+    Server,
+    ServerSettings,
+)
 
 SETTLING_STEPS = 2
 FIRST_STEPS = 20  # enough for every arm to have chosen its ways
@@ -70,8 +77,23 @@ def build(arm: str, spec: dict[str, Any]) -> tuple[nn.Module, Optimizer, Callabl
     optimizer = SGD(model.parameters(), lr=LR)
     if name == "local":
         return model, optimizer, lambda: None
-    spread = syncline.distribute(model, optimizer, early=size != "late")
+    strategy = ASYNCHRONOUS.get(arm, lambda: "synchronous")()
+    spread = syncline.distribute(model, optimizer, strategy, early=size != "late")
+    if not spread.my_shards:
+        return SERVING, optimizer, spread.serve
     return model, optimizer, spread.synchronize
+
+
+SERVING = nn.Identity()
+"""Stands for the network of a rank that only serves others."""
+
+ASYNCHRONOUS: dict[str, Callable[[], Any]] = {
+    "gossip ring": lambda: Gossip(GossipSettings(partners="ring")),
+    "gossip uniform": lambda: Gossip(GossipSettings()),
+    "elastic": lambda: Elastic(),
+    "server": lambda: Server(),
+    "server one": lambda: Server(ServerSettings(servers=1)),
+}
 
 
 def sent_bytes() -> int:
@@ -88,7 +110,7 @@ def run_block(training: Any, steps: int, x: torch.Tensor) -> dict[str, Any]:
     starts = []
     dist.barrier()
     bytes_before, cpu_before = sent_bytes(), cpu_s()
-    for _ in range(steps):
+    for _ in range(steps if model is not SERVING else 0):
         starts.append(time.perf_counter())
         model(x).square().mean().backward()
         optimizer.step()
@@ -123,7 +145,7 @@ def main() -> None:
             results[arm].append(run_block(arms[arm], spec["steps"], x))
     found = {
         arm: {
-            "step_s": [statistics.median(block["step_s"]) for block in blocks],
+            "step_s": [statistics.median(block["step_s"] or [0.0]) for block in blocks],
             "sent_bytes": statistics.median(block["sent_bytes"] for block in blocks),
             "cpu_s": statistics.median(block["cpu_s"] for block in blocks),
         }

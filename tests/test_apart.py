@@ -46,6 +46,7 @@ STRATEGIES = {
     "elastic, synchronous": lambda: Elastic(ElasticSettings(synchronous=True)),
     "elastic, every other step": lambda: Elastic(ElasticSettings(period=2)),
     "server": lambda: Server(ServerSettings()),
+    "server, early": lambda: Server(ServerSettings(early=True)),
     "server, bounded": lambda: Server(ServerSettings(max_staleness=1)),
     "server, every other step": lambda: Server(ServerSettings(period=2)),
 }

@@ -55,12 +55,15 @@ class ServerSettings(OwnSettings, frozen=True, kw_only=True):
 
     `servers` = 0 spreads strips over all ranks, which work too; otherwise the last so many ranks
     serve and do nothing else. Workers push gradients and pull parameters every `period` steps. A
-    worker more than `max_staleness` steps ahead of the slowest waits; "none" never waits.
+    worker more than `max_staleness` steps ahead of the slowest waits; "none" never waits. `early`
+    lets the next step begin before the answer to a push is there, which is then taken over before
+    the step after it: older by a step, and the wire is hidden. "auto" does so across machines.
     """
 
     servers: Annotated[int, Meta(ge=0, examples=[1])] = 0
     period: Period = 1
     max_staleness: Annotated[int, Meta(ge=0, examples=[4])] | Literal["none"] = "none"
+    early: bool | Literal["auto"] = "auto"
 
     def num_workers(self, ranks: int) -> int:
         return max(1, ranks - self.servers)

@@ -28,7 +28,10 @@ steps = 30
 # Found by every Python that is started: it puts a fake `syncline.train` in its place.
 # FAKE says what happens there.
 SITECUSTOMIZE = """
-import json, os, pathlib, sys, time, types
+import json, os, pathlib, signal, sys, time, types
+
+# In the background of a script it is ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Summary:

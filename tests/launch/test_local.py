@@ -65,8 +65,10 @@ def launcher(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         program = (
             "import signal, sys\n"
             "from syncline.launch.local import launch\n"
-            # Who runs the tests under nohup hands an ignored SIGHUP down to every child.
+            # Who runs the tests under nohup, or in the background of a script, hands signals that
+            # are ignored down to every child.
             "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             f"command = [sys.executable, '-c', {PRELUDE + code!r}]\n"
             f"sys.exit(launch(command, {ranks}, {settings}).exit_code)\n"
         )

@@ -129,7 +129,9 @@ def test_elastic_with_momentum_pulls_before_the_step_of_the_optimizer():
 
 
 def test_a_server_updates_once_for_every_push_and_answers_with_the_result():
-    rounds, strategies = play(lambda: Server(), TOGETHER, GRADIENTS, delays=[0, 0.1, 0.2])
+    rounds, strategies = play(
+        lambda: Server(ServerSettings(early=False)), TOGETHER, GRADIENTS, delays=[0, 0.1, 0.2]
+    )
     assert rounds[0] == [[3.0, 8.0], [3.0, 6.0], [4.0, 5.0]]
     assert rounds[1] == [[3.0, 5.0], [3.0, 3.0], [4.0, 2.0]]
     assert rounds[2] == [[3.0, 2.0], [3.0, 0.0], [4.0, -1.0]]
@@ -141,7 +143,10 @@ def test_a_server_updates_once_for_every_push_and_answers_with_the_result():
 
 def test_a_server_with_a_period_gets_the_sum_and_workers_go_on_meanwhile():
     rounds, _ = play(
-        lambda: Server(ServerSettings(period=2)), TOGETHER, GRADIENTS, delays=[0, 0.1, 0.2]
+        lambda: Server(ServerSettings(period=2, early=False)),
+        TOGETHER,
+        GRADIENTS,
+        delays=[0, 0.1, 0.2],
     )
     assert rounds[0] == [[3.0, 8.0], [4.0, 6.0], [5.0, 7.0]]
     # Pushed: (2, 0), (0, 4), (-2, 2), one after the other from (4, 8).
@@ -149,11 +154,25 @@ def test_a_server_with_a_period_gets_the_sum_and_workers_go_on_meanwhile():
     assert rounds[2] == [[1.0, 8.0], [2.0, 2.0], [5.0, 1.0]]
 
 
+def test_an_early_server_lets_a_step_begin_with_what_the_push_before_brought():
+    rounds, strategies = play(
+        lambda: Server(ServerSettings(early=True)), TOGETHER, GRADIENTS, delays=[0, 0.1, 0.2]
+    )
+    # Nothing has come back yet after the first push; then what it brought, a step later.
+    assert rounds[0] == [[4.0, 8.0]] * 3
+    assert rounds[1] == [[3.0, 8.0], [3.0, 6.0], [4.0, 5.0]]
+    assert rounds[2] == [[3.0, 5.0], [3.0, 3.0], [4.0, 2.0]]
+    assert strategies[0].last[0][0].tolist() == [4.0, -1.0]
+
+
 def test_a_worker_waits_when_it_is_too_far_ahead():
     delays = [0.0, 0.0, 30.0]
-    free = play(lambda: Server(), TOGETHER, GRADIENTS, delays=delays)[1]
+    free = play(lambda: Server(ServerSettings(early=False)), TOGETHER, GRADIENTS, delays=delays)[1]
     bound = play(
-        lambda: Server(ServerSettings(max_staleness=0)), TOGETHER, GRADIENTS, delays=delays
+        lambda: Server(ServerSettings(max_staleness=0, early=False)),
+        TOGETHER,
+        GRADIENTS,
+        delays=delays,
     )
     # Without a bound the slow rank finds all six pushes of the others before its own first.
     assert max(max(one.staleness, default=0) for one in free) == 6
@@ -254,7 +273,9 @@ def test_the_staleness_of_equal_workers_is_that_of_all_the_others():
     for size in (2, 4, 8):
         starts, steps = [[0.0] * 3] * size, 40
         delays = [rank / (2 * size) for rank in range(size)]
-        _, strategies = play(lambda: Server(), starts, still(size, steps), delays=delays)
+        _, strategies = play(
+            lambda: Server(ServerSettings(early=False)), starts, still(size, steps), delays=delays
+        )
         found = [pair for one in strategies for pair in one.staleness.items()]
         count = sum(times for _, times in found)
         assert count == size * steps

@@ -102,6 +102,10 @@ class Signal:
         self._waiting: list[Process] = []
         self.is_set = False
 
+    @property
+    def is_waited_for(self) -> bool:
+        return bool(self._waiting)
+
     def set(self) -> None:
         self.is_set = True
         waiting, self._waiting = self._waiting, []

@@ -51,8 +51,17 @@ class VirtualLane:
             self._flying[work.channel] = self._clock.spawn(self._name, self._run, work)
 
     def _run(self, work: Work) -> None:
-        work.function(*work.args)
-        del self._flying[work.channel]
-        changed, self._changed = self._changed, Signal(self._clock)
-        changed.set()
-        self._start()
+        """Do work, and what may start when it is done: the first of it in the same process."""
+        while True:
+            work.function(*work.args)
+            process = self._flying.pop(work.channel)
+            if self._changed.is_waited_for:
+                changed, self._changed = self._changed, Signal(self._clock)
+                changed.set()
+            following = next_work(self._queue, self._flying)
+            if following is None:
+                return
+            work = following
+            self._queue.remove(work)
+            self._flying[work.channel] = process
+            self._start()

@@ -20,7 +20,7 @@ import torch
 from syncline.bucket import Bucket, Step, Update
 from syncline.comm.base import Communicator, Memory
 from syncline.comm.meeting import Meeting
-from syncline.comm.window import Call, Window
+from syncline.comm.window import Call, Pending, Window
 from syncline.errors import ConfigError
 from syncline.strategies.apart import Apart
 from syncline.strategies.base import Spreadable
@@ -124,13 +124,21 @@ class _Strip:
         self._version = 0
         self._pulled = [0] * comm.size
         self._sum: Memory | None = None
-        if server.settings.period > 1:
+        self._inbox = self._mine
+        early = server.settings.early
+        self._is_early = comm.num_machines > 1 if early == "auto" else early and comm.size > 1
+        if server.settings.period > 1 or self._is_early:
             self._sum = comm.allocate(bucket.num_elements, bucket.dtype)
+        if self._is_early:
+            self._inbox = comm.allocate(bucket.num_elements, bucket.dtype)
+        self._asked: dict[int, Pending] = {}
         functions = {"push": self._serve_push, "read": self._serve_read}
         self.window = server.window(bucket, 0, functions)
 
     def gather(self, bucket: Bucket) -> None:
-        """Add up gradients between pushes."""
+        """Add up gradients between pushes; what the last one brought comes first."""
+        if self._is_early:
+            self._pull()
         if self._sum is not None:
             self._sum.mine.add_(bucket.gradient.slots[0].mine)
 
@@ -141,21 +149,30 @@ class _Strip:
         self._local.run()
 
     def push(self, bucket: Bucket) -> None:
-        """Push the gradient to every strip and pull what becomes of it."""
+        """Push the gradient to every strip, to be pulled when it has been used."""
         gradient = self._sum or bucket.gradient.slots[0]
         hyper = [_numbers(group) for group in bucket.update.hyper]
         without = sorted(bucket.update.without)
-        pending = {}
+        note = msgspec.json.encode(_Note(hyper, without))
         for position, low, high in self._places():
-            note = msgspec.json.encode(_Note(hyper, without))
-            values, out = gradient.part(low, high), self._mine.part(low, high)
-            pending[position] = self.window.call(position, "push", values, out, note)
-        for position, one in pending.items():
-            version = one.wait()
+            values, out = gradient.part(low, high), self._inbox.part(low, high)
+            self._asked[position] = self.window.call(position, "push", values, out, note)
+        if not self._is_early:
+            self._pull()
+
+    def _pull(self) -> None:
+        """Take over what the last push brought."""
+        if not self._asked:
+            return
+        for position, pending in self._asked.items():
+            version = pending.wait()
             self._server.staleness[version - 1 - self._pulled[position]] += 1
             self._pulled[position] = version
+        self._asked = {}
         if self._sum is not None:
             self._sum.mine.zero_()
+        if self._is_early:
+            self._mine.mine.copy_(self._inbox.mine)
 
     def read(self) -> torch.Tensor:
         """Return all strips; the gradient's memory is free for it between two steps."""
