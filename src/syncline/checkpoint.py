@@ -75,12 +75,16 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
     meta = _Meta(FORMAT, checkpoint.step, job_to_toml(checkpoint.job), digest_of(tensors), plain)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step-{checkpoint.step:08d}.safetensors"
+    path = path_of(folder, checkpoint.step)
     with replacing(path) as partial:
         save_file(tensors, partial, {"syncline": msgspec.json.encode(meta).decode()})
     for old in sorted(folder.glob(_PATTERN))[:-KEEP]:
         old.unlink()
     return path
+
+
+def path_of(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}.safetensors"
 
 
 def newest(folder: Path) -> Path | None:

@@ -949,6 +949,16 @@ class Replica:
         """Return a copy of all buffers that hold numbers, flat."""
         return flat_buffers(self.model)
 
+    def load_own(self, values: dict[str, torch.Tensor]) -> None:
+        """Give this rank parameters and buffers of its own, before the first step."""
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        # Without waiting: a wait before the first step is taken for the first use.
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            for name, tensor in named:
+                tensor.copy_(values[name])
+            self.buffers.begin_step()
+        self._note_versions()
+
     @contextlib.contextmanager
     def whole(self, *, is_wanted: bool = True) -> Iterator[None]:
         """Put into the model, for a while, what stands for the run as a whole.

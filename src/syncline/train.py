@@ -254,8 +254,11 @@ class _Run:
         start = 0
         if self._saved is not None:
             start = self._saved.step
-            self.replica.load_optimizer_state(self._saved.optimizer)
-            self.replica.strategy.load_state(self._saved.strategy)
+            own = self._load_own(start) or self._saved
+            if own is not self._saved:
+                self.replica.load_own(own.model)
+            self.replica.load_optimizer_state(own.optimizer)
+            self.replica.strategy.load_state(own.strategy, self._saved.model)
             self.replica.step_number = start
             self._saved = None
         metrics = self.out / "metrics.jsonl"
@@ -285,6 +288,16 @@ class _Run:
         checkpoint.check_same_job(path, saved.job.resolved(), self.job)
         self.model.load_state_dict(saved.model)
         return saved
+
+    def _own_checkpoints(self) -> Path:
+        return self.out / "checkpoints" / f"rank-{self.world.rank}"
+
+    def _load_own(self, step: int) -> checkpoint.Checkpoint | None:
+        """Load what was this rank's own at a step, where ranks differ and there is such a file."""
+        path = checkpoint.path_of(self._own_checkpoints(), step)
+        if not self.replica.strategy.keeps_own or not path.exists():
+            return None
+        return checkpoint.load(path)
 
     def _loop(self, start: int, metrics: Path) -> Summary:
         job, replica = self.job, self.replica
@@ -436,10 +449,12 @@ class _Run:
             return None, None, ""
         found: tuple[float | None, float | None] = (None, None)
         is_apart = self.replica.strategy.is_apart
+        if saves and self.replica.strategy.keeps_own:
+            self._save(done, self.replica.optimizer_state(), self._own_checkpoints())
         with self.replica.whole(is_wanted=self.is_first):
             optimizer_state = self.replica.optimizer_state() if saves else {}
             if saves and self.is_first:
-                self._save(done, optimizer_state)
+                self._save(done, optimizer_state, self.out / "checkpoints")
             if evaluates and (self.is_first or not is_apart):
                 found = self._evaluate(done, spread=not is_apart)
             return *found, checkpoint.digest_of(self.model.state_dict()) if is_last else ""
@@ -477,12 +492,12 @@ class _Run:
             ranks = [Trace.from_bytes(each) for each in everybody]
             Trace(tuple(task for rank in ranks for task in rank.tasks)).write(path)
 
-    def _save(self, step: int, optimizer_state: dict[str, dict[str, Any]]) -> None:
+    def _save(self, step: int, optimizer_state: dict[str, dict[str, Any]], folder: Path) -> None:
         self._note("save")
         saved = checkpoint.Checkpoint(
             step, self.job, self.model.state_dict(), optimizer_state, self.replica.strategy.state()
         )
-        checkpoint.save(self.out / "checkpoints", saved)
+        checkpoint.save(folder, saved)
 
 
 def last_step(path: Path) -> int:

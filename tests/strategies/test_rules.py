@@ -22,6 +22,12 @@ from syncline.strategies import (
     ServerSettings,
 )
 
+
+def still(size, rounds, length=3):
+    """No gradient at all."""
+    return [[[0.0] * length] * rounds] * size
+
+
 APART = [[0.0, 0.0], [4.0, 8.0], [8.0, -8.0]]
 TOGETHER = [[4.0, 8.0]] * 3
 GRADIENTS = [[[1.0, 0.0]] * 3, [[0.0, 2.0]] * 3, [[-1.0, 1.0]] * 3]
@@ -179,13 +185,38 @@ def test_a_worker_waits_when_it_is_too_far_ahead():
     assert max(max(one.staleness, default=0) for one in bound[1]) == 2
 
 
+def test_a_center_goes_on_from_where_it_was_saved():
+    def make():
+        elastic = Elastic(ElasticSettings(beta=0.75))
+        elastic.load_state({}, {"x": torch.tensor([8.0, 8.0])})
+        return elastic
+
+    rounds, strategies = play(make, TOGETHER, still(3, 1, 2), lr=0.0, delays=[0, 0.1, 0.2])
+    # Ranks begin at (4, 8) and pull the center from (8, 8): to 7, 6.25, 5.6875.
+    assert rounds[0] == [[5.0, 8.0], [4.75, 8.0], [4.5625, 8.0]]
+    assert strategies[0].last[0][0].tolist() == [5.6875, 8.0]
+
+
+def test_the_weights_of_push_sum_go_on_from_where_they_were_saved():
+    push_sum = GossipSettings(rule="push", push_sum=True)
+    _, before = play(lambda: Drawn(push_sum), APART, GRADIENTS)
+    saved = [one.state() for one in before]
+    turn = iter(range(3))
+
+    def make():
+        gossip = Drawn(push_sum)
+        gossip.load_state(saved[next(turn)], {})
+        return gossip
+
+    _, after = play(make, APART, still(3, 1, 2), lr=0.0)
+    boxes = [one._boxes[0] for one in after]
+    assert sum(box.weight + box.arrived_weight for box in boxes) == 3.0
+    assert any(box.weight != 1.0 for box in boxes)
+
+
 # What holds for any numbers.
 
 numbers = st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=3)
-
-
-def still(size, rounds):
-    return [[[0.0] * 3] * rounds] * size
 
 
 @settings(max_examples=25)

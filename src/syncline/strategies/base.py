@@ -77,6 +77,9 @@ class Strategy:
     is_apart = False
     """Whether each rank has parameters of its own; then `collect` says which count."""
 
+    keeps_own = False
+    """Whether a rank that goes on from a checkpoint wants what was its own, beside the whole."""
+
     def may_lose(self, world_size: int) -> range:
         """Return the ranks without whom the others go on."""
         return range(0)
@@ -89,5 +92,8 @@ class Strategy:
         """Return what a checkpoint must hold besides parameters and optimizer state."""
         return {}
 
-    def load_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over what `state` returned, perhaps on another number of ranks."""
+    def load_state(self, state: dict[str, torch.Tensor], whole: dict[str, torch.Tensor]) -> None:
+        """Take over what `state` returned, before the start; perhaps on other ranks than then.
+
+        `whole` is the model that stood for the run as a whole, by parameter name.
+        """

@@ -16,7 +16,7 @@ import contextlib
 
 import torch
 
-from syncline.bucket import Bucket, Step
+from syncline.bucket import Bucket, Step, view_of
 from syncline.comm.base import Memory
 from syncline.comm.window import Call, Pending, Window
 from syncline.errors import PeerGone
@@ -28,8 +28,14 @@ from syncline.strategy_settings import ElasticSettings
 class Elastic(Apart):
     """EASGD, asynchronous or not."""
 
+    keeps_own = True
+
     def __init__(self, settings: ElasticSettings | None = None, seed: int = 0) -> None:
         self.settings = settings or ElasticSettings()
+        self._saved: dict[str, torch.Tensor] = {}
+
+    def load_state(self, state: dict[str, torch.Tensor], whole: dict[str, torch.Tensor]) -> None:
+        self._saved = whole  # what stands for the run is the center
 
     def open(self, replica: Spreadable) -> None:
         self._rate = self.settings.beta / self.comm.size
@@ -42,7 +48,12 @@ class Elastic(Apart):
         waits_for = comm.size if self.settings.synchronous else 1
         moves = comm.allocate(bucket.num_elements, bucket.dtype)
         center = _Center(memory, cuts, moves, self._rate, waits_for)
-        center.strip(comm.position)
+        low, high = cuts[comm.position : comm.position + 2]
+        for slot in bucket.slots:
+            if slot.name in self._saved:
+                view_of(moves.mine, slot).copy_(self._saved[slot.name])
+        begins = moves.mine if self._saved else memory.mine
+        center.strips[comm.position] = begins[low:high].clone()
         functions = {"pull": center.pull, "read": center.read}
         center.window = self.window(bucket, 0, functions)
         return center
@@ -131,7 +142,7 @@ class _Center:
         self.moves = moves
         self._rate = rate
         self._waits_for = waits_for
-        self._strips: dict[int, torch.Tensor] = {}
+        self.strips: dict[int, torch.Tensor] = {}
         self._waiting: dict[int, list[torch.Tensor]] = {}
         self._num_moves = 0
         self.asked: dict[int, Pending] = {}
@@ -140,9 +151,9 @@ class _Center:
         return memory.part(self._cuts[number], self._cuts[number + 1])
 
     def strip(self, number: int) -> torch.Tensor:
-        if number not in self._strips:
-            self._strips[number] = self.part(self._parameters, number).mine.clone()
-        return self._strips[number]
+        if number not in self.strips:
+            self.strips[number] = self.part(self._parameters, number).mine.clone()
+        return self.strips[number]
 
     def owners(self) -> dict[int, int]:
         """Return, for each strip that holds anything, the position that holds it now."""

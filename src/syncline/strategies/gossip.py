@@ -38,9 +38,12 @@ _WEIGHT = struct.Struct("<d")
 class Gossip(Apart):
     """Mixes with one partner at a time."""
 
+    keeps_own = True
+
     def __init__(self, settings: GossipSettings | None = None, seed: int = 0) -> None:
         self.settings = settings or GossipSettings()
         self._seed = seed
+        self._saved: dict[str, torch.Tensor] = {}
         self._squares: dict[int, tuple[float, float]] = {}
         """Of each bucket, at the last meeting: mean square of distances, and of the mean."""
 
@@ -71,6 +74,11 @@ class Gossip(Apart):
         for bucket, box in zip(self.buckets, self._boxes, strict=True):
             box.window = self.window(bucket, bucket.num_elements, {"push": box.take})
             box.window.publish(bucket.parameters.memory.mine)
+            arrived = self._saved.get(f"{bucket.index}/arrived")
+            if arrived is not None and arrived.shape == box.arrived.shape:
+                box.arrived.copy_(arrived)
+                weights = self._saved[f"{bucket.index}/weights"].tolist()
+                box.weight, box.arrived_weight = weights
 
     def before_use(self, bucket: Bucket) -> None:
         bucket.update_strip()
@@ -123,6 +131,17 @@ class Gossip(Apart):
             kept = total
         box.arrived.zero_()
         box.arrived_weight, box.weight = 0.0, kept
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return push-sum's weights, and what has arrived and is not mixed in yet."""
+        state = {}
+        for number, box in enumerate(self._boxes):
+            state[f"{number}/weights"] = torch.tensor([box.weight, box.arrived_weight])
+            state[f"{number}/arrived"] = box.arrived
+        return state
+
+    def load_state(self, state: dict[str, torch.Tensor], whole: dict[str, torch.Tensor]) -> None:
+        self._saved = state
 
     def expose(self) -> None:
         for bucket, box in zip(self.buckets, self._boxes, strict=True):
