@@ -1043,3 +1043,25 @@ def test_the_settings_of_a_job_are_these():
         *("cluster.jitter_sigma", "cluster.jitter_shift", "cluster.slow_ranks", "cluster.faults"),
         "cluster.link_changes",
     ]
+
+
+def test_faults_stand_above_all_tables_and_are_written_back():
+    job = parse_job(SMALL, sets=['faults=[{rank=1, step=5, kind="death"}]'])
+    assert job.faults == (Fault(rank=1, step=5, kind="death"),)
+    assert parse_job(job_to_toml(job)) == job
+    assert job_to_toml(job).startswith("faults = [")
+
+
+def test_a_death_of_all_ranks_is_refused():
+    assert refusal(SMALL, 'faults=[{rank=-1, step=5, kind="death"}]').startswith(
+        "faults[0].rank: got -1, every rank, for a death without a chance, but somebody has to"
+    )
+
+
+def test_settings_of_an_asynchronous_strategy():
+    sets = ["strategy.name=server", "strategy.server.servers=1", "run.ranks=5"]
+    resolved = parse_job(SMALL, sets=sets).resolved()
+    assert resolved.strategy.shards == 4
+    assert parse_job(job_to_toml(resolved)) == resolved
+    line = refusal(SMALL, "strategy.name=gossip", "strategy.gossip.partner=ring")
+    assert "Did you mean strategy.gossip.partners?" in line

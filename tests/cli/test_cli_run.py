@@ -41,6 +41,14 @@ def test_the_status_of_a_script_that_fails_is_passed_on(cli, script):
     assert (status, err) == (1, "syncline: rank 1 ended with status 3\n")
 
 
+@pytest.mark.parametrize(("arguments", "expected"), [((), 1), (("--go-on",), 0)])
+def test_with_go_on_one_rank_that_ends_well_is_enough(cli, script, arguments, expected):
+    name = script("import os, sys\nsys.exit(int(os.environ['RANK']))")
+    status, _, err = cli("run", "--ranks", "2", *arguments, name)
+    assert status == expected
+    assert "rank 1 ended with status 1" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from syncline.errors import ConfigError
-from syncline.sim.faults import Conditions, Fault, Jitter, LinkChange
+from syncline.sim.faults import ANY_RANK, Conditions, Fault, Jitter, LinkChange
 
 LOGNORMAL = Jitter(kind="lognormal", sigma=0.3)
 EXPONENTIAL = Jitter(kind="exponential", shift=0.9)
@@ -262,3 +262,24 @@ def test_jitter_that_cannot_have_mean_one_is_refused(settings, message):
     with pytest.raises(ConfigError) as caught:
         msgspec.json.decode(msgspec.json.encode({"jitter": settings}), type=Conditions)
     assert str(caught.value) == message
+
+
+def test_a_chance_is_drawn_for_each_rank_and_step_by_the_seed():
+    often = Fault(rank=ANY_RANK, step=10, kind="pause", seconds=1.0, steps=400, chance=0.25)
+    found = [
+        [Conditions(faults=(often,), seed=seed).pause_s(rank, step) for step in range(420)]
+        for seed, rank in ((0, 0), (0, 1), (1, 0))
+    ]
+    again = [Conditions(faults=(often,), seed=0).pause_s(0, step) for step in range(420)]
+    assert again == found[0]
+    assert len({tuple(one) for one in found}) == 3
+    for one in found:
+        assert sum(one[:10]) == sum(one[410:]) == 0
+        assert 60 < sum(one) < 140
+
+
+@pytest.mark.parametrize("chance", [0.0, 1.5])
+def test_a_chance_is_a_chance(chance):
+    fault = Fault(rank=0, step=0, kind="pause", seconds=1.0, chance=chance)
+    with pytest.raises(ConfigError, match=r"faults\[0\].chance: got"):
+        Conditions(faults=(fault,)).check(1, 1, "faults")

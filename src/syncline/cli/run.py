@@ -22,6 +22,9 @@ def run(
     port: int | None = typer.Option(
         None, "--port", help="Where rank 0 listens.", show_default="a free port"
     ),
+    go_on: bool = typer.Option(
+        False, "--go-on", help="Let the others finish when a rank dies, as long as they like."
+    ),
     debug: bool = debug_option,
 ) -> None:
     """Start a script on several ranks of this machine.
@@ -33,6 +36,9 @@ def run(
     Each rank finds its place with syncline.init(). Ctrl-C stops them all. When
     one dies the others are not killed at once: the library tells them, and they
     end by themselves. What stands after the script is passed on to it.
+
+    With --go-on, for strategies that lose a rank and go on (gossip, elastic), the
+    status is 0 if any rank ends well.
     """
     check_ranks("--ranks", ranks)
     if threads < 1:
@@ -52,7 +58,10 @@ def run(
             f"Let {world.launcher} start the script directly.",
         )
     command = [sys.executable, script, *(arguments or [])]
-    raise typer.Exit(launch(command, ranks, threads=threads, port=port).exit_code)
+    after_failure_s = None if go_on else 10.0
+    outcome = launch(command, ranks, threads=threads, port=port, after_failure_s=after_failure_s)
+    is_well = go_on and outcome.stopped_by is None and 0 in outcome.statuses
+    raise typer.Exit(0 if is_well else outcome.exit_code)
 
 
 def check_ranks(key: str, ranks: int) -> None:
