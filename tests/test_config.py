@@ -31,6 +31,8 @@ from syncline.config import (
 from syncline.errors import ConfigError
 from syncline.sim.faults import Conditions, Fault, Jitter, LinkChange
 
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
 SMALL = """
 [model]
 name = "cnn"
@@ -97,10 +99,15 @@ def test_a_job_cannot_be_changed():
 
 @pytest.mark.parametrize("name", ["digits", "fashion"])
 def test_the_examples_are_jobs(name):
-    path = Path(__file__).parent.parent / "examples" / f"{name}.toml"
-    job = read_job(path).resolved()
+    job = read_job(EXAMPLES / f"{name}.toml").resolved()
     assert job.strategy.shards == 8
     assert job.run.ranks == 2
+
+
+@pytest.mark.parametrize("name", sorted(config.STRATEGIES))
+def test_every_strategy_has_an_example(name):
+    job = read_job(EXAMPLES / f"fashion-{name}.toml").resolved()
+    assert (job.strategy.name, job.run.ranks, job.strategy.shards) == (name, 4, 4)
 
 
 def test_settings_laid_over_the_file_are_toml_or_bare_words():

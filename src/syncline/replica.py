@@ -489,7 +489,8 @@ class Replica:
             f"the largest {largest / 1e6:.1f} MB (bucket_bytes {self.bucket_bytes}); "
             f"optimizer updates {self.reach.value}",
         ]
-        if self.comm.num_machines > 1:
+        lines += self.strategy.describe()
+        if self.comm.num_machines > 1 and not self.strategy.is_apart:
             why_not = self._early.why_not
             lines.append(
                 "updates are not taken early: " + why_not

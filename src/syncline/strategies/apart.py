@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import msgspec
 import torch
 
 from syncline.bucket import Bucket, Step
@@ -24,6 +25,7 @@ class Apart(Strategy):
     """
 
     is_apart = True
+    settings: msgspec.Struct
 
     def may_lose(self, world_size: int) -> range:
         return range(world_size)
@@ -60,6 +62,11 @@ class Apart(Strategy):
         """How many exchanges this rank's steps began with other ranks, and their bytes."""
         now, apart = self._traffic(), self._gathering
         return now[0] - apart[0], now[1] - apart[1]
+
+    def describe(self) -> list[str]:
+        chosen = msgspec.structs.asdict(self.settings)
+        words = ", ".join(f"{name} {value}" for name, value in chosen.items())
+        return [f"{type(self).__name__.lower()}: {words}"]
 
     def report(self) -> dict[str, Any]:
         exchanges, num_bytes = self.traffic

@@ -84,6 +84,10 @@ class Strategy:
         """Return the ranks without whom the others go on."""
         return range(0)
 
+    def describe(self) -> list[str]:
+        """Say with which settings it runs, for people."""
+        return []
+
     def report(self) -> dict[str, Any]:
         """Return what this rank has to tell about the run, as plain data."""
         return {}

@@ -29,6 +29,7 @@ class Elastic(Apart):
     """EASGD, asynchronous or not."""
 
     keeps_own = True
+    settings: ElasticSettings
 
     def __init__(self, settings: ElasticSettings | None = None, seed: int = 0) -> None:
         self.settings = settings or ElasticSettings()

@@ -39,6 +39,7 @@ class Gossip(Apart):
     """Mixes with one partner at a time."""
 
     keeps_own = True
+    settings: GossipSettings
 
     def __init__(self, settings: GossipSettings | None = None, seed: int = 0) -> None:
         self.settings = settings or GossipSettings()

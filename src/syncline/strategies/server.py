@@ -37,6 +37,8 @@ class _Note(msgspec.Struct, array_like=True):
 class Server(Apart):
     """Workers and servers; every rank is both unless some do nothing but serve."""
 
+    settings: ServerSettings
+
     def __init__(self, settings: ServerSettings | None = None, seed: int = 0) -> None:
         self.settings = settings or ServerSettings()
         self.staleness: Counter[int] = Counter()
