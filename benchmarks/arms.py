@@ -64,5 +64,7 @@ ARMS: tuple[Arm, ...] = (
     ),
 )
 METHODS: tuple[str, ...] = tuple(dict.fromkeys(arm.method for arm in ARMS))
-SYNCHRONOUS: tuple[str, ...] = tuple(m for m in METHODS if m[-1] not in "01")
+SYNCHRONOUS: tuple[str, ...] = tuple(
+    dict.fromkeys(arm.method for arm in ARMS if arm.strategy == "synchronous")
+)
 """What is measured unless methods are named: asynchronous ones do other arithmetic."""

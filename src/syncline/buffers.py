@@ -21,8 +21,8 @@ _STATISTICS = ("running_mean", "running_var")
 
 def flat_buffers(model: nn.Module) -> torch.Tensor:
     """Return a copy of all buffers that hold numbers, one after the other."""
-    parts = [b.detach().reshape(-1).float() for b in model.buffers() if b.is_floating_point()]
-    return torch.cat(parts) if parts else torch.empty(0)
+    parts = [b.detach().reshape(-1).double() for b in model.buffers() if b.is_floating_point()]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
 
 def load_flat_buffers(model: nn.Module, flat: torch.Tensor) -> None:

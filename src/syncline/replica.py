@@ -48,7 +48,7 @@ from syncline.comm.control import Control
 from syncline.comm.hub import ALONE, NUM_CHANNELS, PATIENT
 from syncline.comm.tree import Spread, plan_leaves, shard_range
 from syncline.early import EarlyUpdates, why_not_early
-from syncline.errors import UsageError
+from syncline.errors import RankFailed, UsageError
 from syncline.lane import Lane
 from syncline.parameters import (
     GradientTaken,
@@ -365,12 +365,12 @@ class Replica:
         self._idle = [self._slots[number] for number in idle]
         self._without = set(idle)
         # A bucket of parameters without use is sent last, so that it holds up no other.
-        self._lane.call(self._lay_out)
-        self._lane.call(self.strategy.start, self, self.comm)
-        self._is_built = True
         may_lose = self.strategy.may_lose(self.comm.size)
         if may_lose and self._control is not None and self._is_on_one_machine:
             self._control.tolerate(may_lose)
+        self._lane.call(self._lay_out)
+        self._lane.call(self.strategy.start, self, self.comm)
+        self._is_built = True
         for bucket in self.buckets:
             bucket.step = self.step_number
         for slot in self._slots:
@@ -939,10 +939,17 @@ class Replica:
         self._take_back("optimizer state was asked for between backward and step()")
         self._lane.drain()
         holders = self.strategy.state_group(self.comm)
-        if self._control is not None and self._control.gone and holders.size > 1:
-            log.warning("the optimizer's state is not collected: ranks are gone")
-            return {}
-        return self._lane.call(gather_optimizer_state, self._slots, self.buckets, holders)
+
+        def gather() -> dict[str, dict[str, Any]]:
+            try:
+                return gather_optimizer_state(self._slots, self.buckets, holders)
+            except RankFailed as error:
+                if self._control is None or error.rank not in self._control.gone:
+                    raise
+                log.warning("the optimizer's state is not collected: rank %d is gone", error.rank)
+                return {}
+
+        return self._lane.call(gather)
 
     # What stands for the run as a whole.
 
@@ -956,7 +963,8 @@ class Replica:
         # Without waiting: a wait before the first step is taken for the first use.
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             for name, tensor in named:
-                tensor.copy_(values[name])
+                if name in values:  # buffers that are not kept are not there
+                    tensor.copy_(values[name])
             self.buffers.begin_step()
         self._note_versions()
 
@@ -980,9 +988,16 @@ class Replica:
         kept, kept_buffers = [memory.clone() for memory in memories], self.flat_buffers()
         with torch.no_grad():
             self._put(memories, *found)
-        yield
-        with torch.no_grad():
-            self._put(memories, kept, kept_buffers)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                self._put(memories, kept, kept_buffers)
+
+    def meet(self) -> None:
+        """Wait for all ranks that are not gone, where ranks otherwise do not wait."""
+        strategy: Any = self.strategy
+        self._lane.call(strategy.meeting.meet)
 
     def _put(
         self, memories: list[torch.Tensor], values: list[torch.Tensor], buffers: torch.Tensor

@@ -7,7 +7,9 @@ killed and resumed gives those of one that was not.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -15,6 +17,7 @@ import os
 import signal
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +29,7 @@ from torch import nn
 from torch.nn import functional
 
 from syncline import checkpoint, data, models
-from syncline.comm.base import exchange_bytes, small_sum
+from syncline.comm.base import Partials, exchange_bytes, small_sum
 from syncline.comm.tree import shard_range
 from syncline.config import Job, OptimizerSettings
 from syncline.data import DataSet, Split
@@ -225,6 +228,7 @@ class _Run:
         self.trace = trace
         self.progress = progress
         self._written: int | None = None
+        self._table: Partials | None = None
         self.data = load_data(job)
         self.order = Order(job, self.data)
         self.batch, self.shards = self.order.batch, self.order.shards
@@ -338,27 +342,24 @@ class _Run:
         seconds = time.perf_counter() - started
         if self.total > start:
             loss = self._finish_step(metrics, self.total, step_ends)
-        found = self._look_at_whole(self.total)
-        summary = self._summary(start, step_ends, seconds, loss, found)
-        if self.is_first:
-            text = json.dumps(summary.to_json_dict(), indent=2) + "\n"
-            write_atomically(self.out / "summary.json", text.encode())
-        if self.trace is not None:
-            self._write_trace(self.trace, started)
+        put_down = functools.partial(self._put_down, start, step_ends, seconds, loss)
+        summary = self._end(put_down)
+        self._write_trace(started)
         self.progress.finish(summary)
         return summary
 
-    def _summary(
+    def _put_down(
         self,
         start: int,
         step_ends: list[float],
         seconds: float,
         loss: float,
-        found: tuple[float | None, float | None, str],
+        test_loss: float | None,
+        accuracy: float | None,
     ) -> Summary:
+        """Say how the run went; the first rank writes it into the run folder."""
         gaps = [end - start for start, end in itertools.pairwise(step_ends)]
-        test_loss, accuracy, digest = found
-        return Summary(
+        summary = Summary(
             steps=self.total,
             samples_per_s=self._pace(step_ends),
             step_ms=1e3 * statistics.median(gaps) if gaps else 1e3 * seconds,
@@ -366,7 +367,7 @@ class _Run:
             test_loss=test_loss,
             accuracy=accuracy,
             exposed_communication=self._exposed(step_ends),
-            weights_sha256=digest,
+            weights_sha256=checkpoint.digest_of(self.model.state_dict()),
             ranks=self.world.size,
             shards=self.shards,
             communicator=self.session.comm.name,
@@ -377,6 +378,10 @@ class _Run:
             strategy=self.replica.strategy.report(),
             gone={rank: str(failure) for rank, failure in self._gone().items()},
         )
+        if self.is_first:
+            text = json.dumps(summary.to_json_dict(), indent=2) + "\n"
+            write_atomically(self.out / "summary.json", text.encode())
+        return summary
 
     def _gone(self) -> dict[int, RankFailed]:
         return {} if self.session.control is None else self.session.control.gone
@@ -433,35 +438,76 @@ class _Run:
     def _serve(self, start: int) -> Summary:
         """Be there for those who compute, until they are done."""
         self.replica.serve()
-        for done in range(start + 1, self.total + 1):
+        for done in range(start + 1, self.total):
             self._look_at_whole(done)
-        return self._summary(start, [], 0.0, float("nan"), (None, None, ""))
+        summary = self._end(functools.partial(self._put_down, start, [], 0.0, float("nan")))
+        self._write_trace(0.0)
+        return summary
 
-    def _look_at_whole(self, done: int) -> tuple[float | None, float | None, str]:
-        """Test and save what stands for the run as a whole, as far as it is time for that.
-
-        Returns test loss, accuracy and the digest of the weights after the last step.
-        """
-        run, is_last = self.job.run, done == self.total
-        evaluates = is_last or (run.evaluate_every and done % run.evaluate_every == 0)
-        saves = is_last or (run.checkpoint_every and done % run.checkpoint_every == 0)
+    def _look_at_whole(self, done: int) -> None:
+        """Test and save what stands for the run as a whole, as far as it is time for that."""
+        run, is_first = self.job.run, self.is_first
+        evaluates = run.evaluate_every and done % run.evaluate_every == 0
+        saves = run.checkpoint_every and done % run.checkpoint_every == 0
         if not (evaluates or saves):
-            return None, None, ""
-        found: tuple[float | None, float | None] = (None, None)
-        is_apart = self.replica.strategy.is_apart
-        if saves and self.replica.strategy.keeps_own:
-            self._save(done, self.replica.optimizer_state(), self._own_checkpoints())
-        with self.replica.whole(is_wanted=self.is_first):
-            optimizer_state = self.replica.optimizer_state() if saves else {}
-            if saves and self.is_first:
-                self._save(done, optimizer_state, self.out / "checkpoints")
-            if evaluates and (self.is_first or not is_apart):
-                found = self._evaluate(done, spread=not is_apart)
-            return *found, checkpoint.digest_of(self.model.state_dict()) if is_last else ""
+            return
+        with self.replica.whole(is_wanted=is_first):
+            self._check_workers()
+            if saves:
+                self._save(done, self.out / "checkpoints", is_wanted=is_first)
+            if evaluates:
+                self._evaluate(done, is_wanted=is_first)
+        if saves:
+            self._save_own(done)
 
-    def _evaluate(self, step: int, *, spread: bool) -> tuple[float | None, float | None]:
-        """Test on data kept apart: alone, or spread over ranks in fixed parts, all get it all."""
-        if self.data.test is None:
+    def _end(self, put_down: Callable[[float | None, float | None], Summary]) -> Summary:
+        """Save, test and put down what the run has come to; on every rank.
+
+        Where ranks may be lost every one of them has the whole, and all stay until one has put it
+        down: the next, should the first be lost over it.
+        """
+        is_apart = self.replica.strategy.is_apart
+        if is_apart:
+            self.replica.serve()  # it is built by now, unless there was no step left to take
+        with self.replica.whole():
+            self._check_workers()
+            while True:
+                is_first = self.is_first
+                self._save(self.total, self.out / "checkpoints", is_wanted=is_first)
+                found = self._evaluate(self.total, is_wanted=is_first)
+                summary = put_down(*found)
+                if not is_apart:
+                    return summary
+                self.replica.meet()
+                if is_first or self._is_put_down():
+                    break
+        self._save_own(self.total)
+        return summary
+
+    def _is_put_down(self) -> bool:
+        """Whether the run folder says how this run went; on other machines nobody can tell."""
+        if self.world.num_machines > 1:
+            return True
+        try:
+            text = (self.out / "summary.json").read_bytes()
+            return bool(msgspec.json.decode(text)["steps"] == self.total)
+        except (OSError, msgspec.DecodeError, KeyError):
+            return False
+
+    def _check_workers(self) -> None:
+        """Give up if nobody is left who computes."""
+        workers = range(self.replica.strategy.num_workers(self.world.size))
+        gone = self._gone()
+        if workers and all(rank in gone for rank in workers):
+            raise gone[workers[-1]]
+
+    def _evaluate(self, step: int, *, is_wanted: bool) -> tuple[float | None, float | None]:
+        """Test on data kept apart, spread over ranks in fixed parts: all of them get the result.
+
+        Where ranks do not wait for each other the one who wants it does it alone.
+        """
+        spread = not self.replica.strategy.is_apart
+        if self.data.test is None or not (spread or is_wanted):
             return None, None
         self._note("evaluate")
         num_samples = len(self.data.test)
@@ -476,34 +522,54 @@ class _Run:
     def _sum(self, numbers: torch.Tensor) -> torch.Tensor:
         """Add up small tables over ranks; where all but one hold zero, the sum is exact."""
         comm = self.session.comm
-        partials = small_sum(comm, numbers.numel(), numbers.dtype)
+        if self._table is None:
+            self._table = small_sum(comm, numbers.numel(), numbers.dtype)
+        partials = self._table
         partials.slots[0].mine.copy_(numbers.reshape(-1))
         self.session.lane.submit(comm.all_reduce, partials)
         self.session.lane.drain()
         return partials.result.view(numbers.shape).clone()
 
-    def _write_trace(self, path: Path, zero_s: float) -> None:
-        """Collect all ranks' tasks and write them, each rank's times from its `zero_s` on."""
+    def _write_trace(self, zero_s: float) -> None:
+        """Collect all ranks' tasks and write them, each rank's times from its `zero_s` on.
+
+        Where ranks are gone, those of the rank that writes the run folder.
+        """
+        if self.trace is None:
+            return
         recorder, self.replica.recorder = self.replica.recorder, None
         assert recorder is not None
         mine = Trace(tuple(task.earlier_by(zero_s) for task in recorder.tasks))
-        everybody = self.session.lane.call(exchange_bytes, self.session.comm, mine.to_bytes())
+        everybody = [mine.to_bytes()]
+        if not self._gone():
+            lane, comm = self.session.lane, self.session.comm
+            everybody = lane.call(exchange_bytes, comm, mine.to_bytes())
         if self.is_first:
             ranks = [Trace.from_bytes(each) for each in everybody]
-            Trace(tuple(task for rank in ranks for task in rank.tasks)).write(path)
+            Trace(tuple(task for rank in ranks for task in rank.tasks)).write(self.trace)
 
-    def _save(self, step: int, optimizer_state: dict[str, dict[str, Any]], folder: Path) -> None:
+    def _save(self, step: int, folder: Path, *, is_wanted: bool) -> None:
+        """Write a checkpoint of what the model holds now. Every rank calls it."""
         self._note("save")
-        saved = checkpoint.Checkpoint(
-            step, self.job, self.model.state_dict(), optimizer_state, self.replica.strategy.state()
-        )
-        checkpoint.save(folder, saved)
+        optimizer_state = self.replica.optimizer_state()
+        if is_wanted:
+            model, strategy = self.model.state_dict(), self.replica.strategy.state()
+            saved = checkpoint.Checkpoint(step, self.job, model, optimizer_state, strategy)
+            checkpoint.save(folder, saved)
+
+    def _save_own(self, step: int) -> None:
+        """Write what is this rank's own, where ranks differ."""
+        if self.replica.strategy.keeps_own:
+            self._save(step, self._own_checkpoints(), is_wanted=True)
 
 
 def last_step(path: Path) -> int:
     """Return the last step that a file of metrics tells of; 0 if it tells of none."""
     lines = path.read_bytes().splitlines() if path.exists() else []
-    return int(msgspec.json.decode(lines[-1])["step"]) if lines else 0
+    for line in reversed(lines):
+        with contextlib.suppress(msgspec.DecodeError, KeyError):  # cut short by a kill
+            return int(msgspec.json.decode(line)["step"])
+    return 0
 
 
 def keep_metrics_until(path: Path, step: int) -> None:

@@ -44,7 +44,7 @@ class Toy:
         return cut_strips(bucket, comm.size, inside_parameters=True, num_owners=num_owners)
 
     def flat_buffers(self):
-        return torch.empty(0)
+        return torch.empty(0, dtype=torch.float64)
 
     @property
     def values(self):

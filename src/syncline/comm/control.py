@@ -20,6 +20,7 @@ import logging
 import mmap
 import os
 import selectors
+import signal
 import socket
 import struct
 import threading
@@ -237,7 +238,7 @@ class Control:
     def _known_records(self) -> dict[int, Record]:
         """Return the progress of the others, as far as it was heard of, without those that left."""
         known = self._records | self._local_records()
-        gone = {self.place.rank, *self.left}
+        gone = {self.place.rank, *self.left, *self.gone}
         return {rank: record for rank, record in known.items() if rank not in gone}
 
     def verdict(self, patience_s: float = 3.0) -> RankFailed | None:
@@ -364,6 +365,7 @@ class Control:
                 log.warning("rank %d: %s The others go on.", self.place.rank, sentence)
                 self.gone[rank] = failure
                 self._heard.pop(rank, None)
+                self._fence(rank)
                 self._send_all(Message(gone=rank, how=how, why=sentence), but=source)
                 for wake in self._gone_callbacks:
                     wake(rank)
@@ -377,6 +379,13 @@ class Control:
         self._send_all(Message(gone=rank, how=how, why=sentence), but=source)
         for callback in callbacks:
             callback(failure)
+
+    def _fence(self, rank: int) -> None:
+        """End a rank of this machine that counts as gone: it must not come back half-way."""
+        for file, other in self._pidfds.items():
+            if other == rank:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(file, signal.SIGKILL)
 
     def _send_all(self, message: Message, but: int | None = None) -> None:
         self._send([rank for rank in self._links if rank != but], message)

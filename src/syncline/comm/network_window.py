@@ -21,6 +21,7 @@ from syncline.comm.window import (
     Call,
     Done,
     Functions,
+    Lost,
     Patience,
     Pending,
     bytes_moved,
@@ -132,9 +133,10 @@ class NetworkWindow:
         out: Memory | None,
         note: bytes,
         buffer: torch.Tensor | None,
-    ) -> _Sent:
+    ) -> Pending:
         rank = self._ranks[position]
-        self._patience.check(rank)
+        if self._patience.is_gone(rank):
+            return Lost(rank)
         if len(note) > MAX_NOTE_BYTES:
             raise CommError(f"a note of {len(note)} bytes is too long for a window")
         self.num_calls += 1

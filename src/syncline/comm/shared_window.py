@@ -25,6 +25,7 @@ from syncline.comm.window import (
     MAX_NOTE_BYTES,
     Call,
     Functions,
+    Lost,
     Patience,
     Pending,
     bytes_moved,
@@ -87,7 +88,7 @@ class PostOffice:
         out: Memory | None,
         note: bytes,
     ) -> _Posted:
-        if len(note) > MAX_NOTE_BYTES - _NOTE_AT:
+        if len(note) > MAX_NOTE_BYTES:
             raise CommError(f"a note of {len(note)} bytes is too long for a window")
         number = self._asked[owner] = self._asked[owner] + 1
         cell, words = self._cell(self._position, owner, number), self.words
@@ -230,7 +231,9 @@ class SharedWindow:
         return {mark for reader, mark in marks if mark and reader not in gone}
 
     def get(self, position: int) -> Pending:
-        self._office.patience.check(self._comm.ranks[position])
+        rank = self._comm.ranks[position]
+        if self._office.patience.is_gone(rank):
+            return Lost(rank)
         if position != self._position:
             mine = self._slots[0].mine
             self.num_calls += 1
@@ -264,10 +267,11 @@ class SharedWindow:
         out: Memory | None = None,
         note: bytes = b"",
     ) -> Pending:
+        rank = self._comm.ranks[position]
         if position == self._position:
-            rank = self._comm.ranks[position]
             return serve_oneself(self._functions, rank, function, values, out, note)
-        self._office.patience.check(self._comm.ranks[position])
+        if self._office.patience.is_gone(rank):
+            return Lost(rank)
         self.num_calls += 1
         self.sent_bytes += bytes_moved(values, out)
         number = self._numbers[function]

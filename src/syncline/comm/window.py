@@ -25,9 +25,9 @@ import torch
 from syncline.comm.base import Memory
 from syncline.comm.control import Control
 from syncline.comm.hub import Hub
-from syncline.errors import PeerGone
+from syncline.errors import PeerGone, RankFailed
 
-MAX_NOTE_BYTES = 960
+MAX_NOTE_BYTES = 928
 
 
 @dataclass(eq=False)
@@ -127,6 +127,17 @@ class Done:
         self._values = None
 
 
+class Lost(Done):
+    """A call to somebody who was gone already."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(0)
+        self._rank = rank
+
+    def wait(self) -> int:
+        raise PeerGone(self._rank, f"rank {self._rank} is gone")
+
+
 def serve_oneself(
     functions: Functions,
     rank: int,
@@ -157,7 +168,11 @@ class Patience:
             self._hub.sleep(is_over)
             if not is_over():
                 self.check(rank)
-                self._control.check_waiting_for([rank], time.monotonic() - started, what)
+                try:
+                    self._control.check_waiting_for([rank], time.monotonic() - started, what)
+                except RankFailed:
+                    self.check(rank)  # the others go on without it
+                    raise
 
     def until(self, is_true: Callable[[], bool]) -> None:
         while not is_true():
@@ -165,8 +180,11 @@ class Patience:
             self._hub.sleep(is_true)
 
     def check(self, rank: int) -> None:
-        if rank in self._control.gone or rank in self._control.left:
+        if self.is_gone(rank):
             raise PeerGone(rank, f"rank {rank} is gone")
+
+    def is_gone(self, rank: int) -> bool:
+        return rank in self._control.gone or rank in self._control.left
 
     def gone(self, ranks: tuple[int, ...]) -> frozenset[int]:
         absent = self._control.gone.keys() | self._control.left

@@ -142,7 +142,7 @@ class VirtualRank:
     def flat_buffers(self) -> torch.Tensor:
         """Return a copy of all buffers, flat."""
         if self.learner is None:
-            return torch.empty(0, device=self.world.device)
+            return torch.empty(0, dtype=torch.float64, device=self.world.device)
         return self.learner.flat_buffers()
 
     def cut(self, bucket: Bucket, comm: Communicator, num_owners: int) -> tuple[int, ...]:
@@ -207,7 +207,8 @@ class VirtualRank:
 
     def _gather(self) -> None:
         strategy: Any = self.strategy
-        self.whole = strategy.gather(is_wanted=self.rank == 0)
+        living = [one.rank for one in self.world.endpoints if not one.died]
+        self.whole = strategy.gather(is_wanted=self.rank == min(living))
 
     def _load(self, step: int) -> None:
         """Wait for the step's input, which is loaded while the step before it runs."""
@@ -343,7 +344,7 @@ class _TimedUpdate:
         self._clock = rank.world.clock
         self._inner = inner
         self._seconds = seconds
-        self.hyper: list[dict[str, Any]] = []
+        self.hyper: list[dict[str, Any]] = [] if inner is None else inner.hyper
         self.without: Set[int] = frozenset()
 
     def run(self) -> None:

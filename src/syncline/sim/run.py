@@ -91,7 +91,7 @@ def simulate(
     conditions.check(cluster.ranks, cluster.machines)
     settings = Settings(
         workload,
-        shards or cluster.ranks,
+        shards or make().num_workers(cluster.ranks),
         steps,
         bucket_bytes or choose_bucket_bytes(workload.size_bytes),
         overlap,
@@ -191,11 +191,12 @@ def _outcome(
     carried = world.links.carried
     found: dict[str, object] = {}
     if learning is not None:
-        learner = ranks[0].learner
+        first = next((rank for rank in ranks if rank.whole is not None), ranks[0])
+        learner = first.learner
         assert isinstance(learner, RankLearner)
         learner.borrow()
-        if ranks[0].whole is not None:
-            learner.take_over(ranks[0], *ranks[0].whole)
+        if first.whole is not None:
+            learner.take_over(first, *first.whole)
         test_loss, accuracy = learning.evaluate()
         found = {
             "losses": tuple(learning.losses[step] for step in sorted(learning.losses)),

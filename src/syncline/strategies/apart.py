@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -44,7 +45,8 @@ class Apart(Strategy):
         self._replica = replica
         self._windows: list[Window] = []
         self._gathering = (0, 0)
-        self._statistics = comm.window(replica.flat_buffers().numel(), torch.float32, {})
+        self._snapshot: dict[str, torch.Tensor] = {}
+        self._statistics = comm.window(replica.flat_buffers().numel(), torch.float64, {})
         self.open(replica)
         comm.barrier()  # nobody comes before every window is open
 
@@ -108,19 +110,36 @@ class Apart(Strategy):
         whole = None
         if is_wanted:
             buckets = [self.collect(bucket) for bucket in self.buckets]
-            whole = buckets, self.mean(self._statistics, self._replica.flat_buffers())
+            workers = self.num_workers(self.comm.size)
+            computes = [at for at, rank in enumerate(self.comm.ranks) if rank < workers]
+            like = self._replica.flat_buffers()
+            whole = buckets, self.mean(self._statistics, like, computes)
+        # By now all that others sent before this meeting has come.
+        self._snapshot = self.own_state()
         self.meeting.meet()
         now = self._traffic()
         self._gathering = now[0] - before[0], now[1] - before[1]
         return whole
 
-    def mean(self, window: Window, like: torch.Tensor) -> torch.Tensor:
-        """Return the mean of what the ranks that are there have published.
+    def own_state(self) -> dict[str, torch.Tensor]:
+        """Return a copy of what this rank keeps besides parameters and optimizer state."""
+        return {}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return the rank's own state as it was at the last meeting."""
+        return self._snapshot
+
+    def mean(
+        self, window: Window, like: torch.Tensor, positions: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """Return the mean of what the ranks that are there, or some of them, have published.
 
         `spread` is then their mean square distance to it.
         """
         total, count, squares = torch.zeros_like(like, dtype=torch.float64), 0, 0.0
         for position in self.meeting.living():
+            if positions is not None and position not in positions:
+                continue
             with contextlib.suppress(PeerGone):
                 pending = window.get(position)
                 pending.wait()

@@ -46,9 +46,8 @@ class Elastic(Apart):
         comm = self.comm
         cuts = replica.cut(bucket, comm, comm.size)
         memory = bucket.parameters.memory
-        waits_for = comm.size if self.settings.synchronous else 1
         moves = comm.allocate(bucket.num_elements, bucket.dtype)
-        center = _Center(memory, cuts, moves, self._rate, waits_for)
+        center = _Center(memory, cuts, moves, self._rate, self.settings.synchronous)
         low, high = cuts[comm.position : comm.position + 2]
         for slot in bucket.slots:
             if slot.name in self._saved:
@@ -99,7 +98,7 @@ class Elastic(Apart):
             owner = owners[number]
             where = center.part(bucket.parameters.memory, number)
             moves = center.part(center.moves, number)
-            note = b"%d" % number
+            note = b"%d %d" % (number, bucket.step)
             center.asked[number] = center.window.call(owner, "pull", where, moves, note)
 
     def collect(self, bucket: Bucket) -> torch.Tensor:
@@ -136,15 +135,17 @@ class _Center:
         cuts: tuple[int, ...],
         moves: Memory,
         rate: float,
-        waits_for: int,
+        waits: bool,
     ) -> None:
         self._parameters = parameters
         self._cuts = cuts
         self.moves = moves
         self._rate = rate
-        self._waits_for = waits_for
+        self._waits = waits
+        """Whether the center moves only when all ranks have come in a round."""
         self.strips: dict[int, torch.Tensor] = {}
         self._waiting: dict[int, list[torch.Tensor]] = {}
+        self._round = -1
         self._num_moves = 0
         self.asked: dict[int, Pending] = {}
 
@@ -172,21 +173,28 @@ class _Center:
         """Answer a rank by how much it moves; move as much towards it, when all have come."""
         assert call.values is not None
         assert call.out is not None
-        number = int(call.note)
+        number, step = map(int, call.note.split())
+        if step != self._round:  # ranks have met since: everybody's moves of the last are here
+            self._round = step
+            self._move()
         center = self.strip(number)
         torch.sub(call.values, center, out=call.out).mul_(self._rate)
-        if self._waits_for == 1:
-            center.add_(call.out)
+        if self._waits:
+            self._waiting.setdefault(number, []).append(call.out.clone())
         else:
-            moves = self._waiting.setdefault(number, [])
-            moves.append(call.out.clone())
-            if len(moves) >= self._waits_for - len(self.window.gone()):
-                for move in self._waiting.pop(number):
-                    center.add_(move)
+            center.add_(call.out)
         self._num_moves += 1
         return self._num_moves
 
+    def _move(self) -> None:
+        """Move the center by what ranks have waited for, if they did."""
+        for number, moves in self._waiting.items():
+            for move in moves:
+                self.strips[number].add_(move)
+        self._waiting = {}
+
     def read(self, call: Call) -> int:
         assert call.out is not None
+        self._move()
         call.out.copy_(self.strip(int(call.note)))
         return self._num_moves

@@ -133,12 +133,13 @@ class Gossip(Apart):
         box.arrived.zero_()
         box.arrived_weight, box.weight = 0.0, kept
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def own_state(self) -> dict[str, torch.Tensor]:
         """Return push-sum's weights, and what has arrived and is not mixed in yet."""
         state = {}
         for number, box in enumerate(self._boxes):
-            state[f"{number}/weights"] = torch.tensor([box.weight, box.arrived_weight])
-            state[f"{number}/arrived"] = box.arrived
+            weights = [box.weight, box.arrived_weight]
+            state[f"{number}/weights"] = torch.tensor(weights, dtype=torch.float64)
+            state[f"{number}/arrived"] = box.arrived.clone()
         return state
 
     def load_state(self, state: dict[str, torch.Tensor], whole: dict[str, torch.Tensor]) -> None:

@@ -12,6 +12,7 @@ Staleness of a push: how many other updates a strip has seen since the worker pu
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from syncline.errors import ConfigError
 from syncline.strategies.apart import Apart
 from syncline.strategies.base import Spreadable
 from syncline.strategy_settings import ServerSettings
+from syncline.update import Hyper
 
 
 class _Note(msgspec.Struct, array_like=True):
@@ -87,11 +89,13 @@ class Server(Apart):
 
     def before_use(self, bucket: Bucket) -> None:
         strip = self._strips[bucket.index]
+        # Taken before anything is waited for: calls that are served meanwhile bring their own.
+        hyper, without = bucket.update.hyper, bucket.update.without
         strip.gather(bucket)
         if (bucket.step + 1) % self.settings.period == 0:
-            strip.push(bucket)
+            strip.push(bucket, hyper, without)
         else:
-            strip.step_alone(bucket)
+            strip.step_alone(hyper, without)
 
     def report(self) -> dict[str, Any]:
         pushes = sum(self.staleness.values())
@@ -144,18 +148,18 @@ class _Strip:
         if self._sum is not None:
             self._sum.mine.add_(bucket.gradient.slots[0].mine)
 
-    def step_alone(self, bucket: Bucket) -> None:
+    def step_alone(self, hyper: Hyper, without: Set[int]) -> None:
         """Go on with the worker's own copy until the next push."""
-        self._local.hyper = bucket.update.hyper
-        self._local.leave_out(bucket.update.without)
+        self._local.hyper = hyper
+        self._local.leave_out(without)
         self._local.run()
 
-    def push(self, bucket: Bucket) -> None:
+    def push(self, bucket: Bucket, hyper: Hyper, without: Set[int]) -> None:
         """Push the gradient to every strip, to be pulled when it has been used."""
         gradient = self._sum or bucket.gradient.slots[0]
-        hyper = [_numbers(group) for group in bucket.update.hyper]
-        without = sorted(bucket.update.without)
-        note = msgspec.json.encode(_Note(hyper, without))
+        numbers = [_numbers(group) for group in hyper]
+        absent = [slot.number for slot in bucket.slots if slot.number in without]
+        note = msgspec.json.encode(_Note(numbers, absent))
         for position, low, high in self._places():
             values, out = gradient.part(low, high), self._inbox.part(low, high)
             self._asked[position] = self.window.call(position, "push", values, out, note)
