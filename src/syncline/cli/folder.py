@@ -90,12 +90,12 @@ def check_folder(folder: Path, resume: bool) -> None:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Tell whether a finished checkpoint is there (unfinished ones start with a dot)."""
+    """Tell whether a finished checkpoint of the whole is there."""
     try:
         names = os.listdir(folder / CHECKPOINTS)
     except OSError:
         return False
-    return any(not name.startswith(".") and not name.endswith(".tmp") for name in names)
+    return any(name.startswith("step-") and not name.endswith(".tmp") for name in names)
 
 
 def go_on_with(job: Job, folder: Path) -> Job:

@@ -104,6 +104,7 @@ class Apart(Strategy):
         ranks.
         """
         before = self.traffic
+        self.settle()
         self.expose()
         self._statistics.publish(self._replica.flat_buffers())
         self.meeting.meet()
@@ -150,6 +151,9 @@ class Apart(Strategy):
         total.div_(count)
         self.spread = max(0.0, squares / count - total.square().sum().item())
         return total.to(like.dtype)
+
+    def settle(self) -> None:
+        """Wait until what this rank has sent is there: others may read it after the meeting."""
 
     def expose(self) -> None:
         """Let others have what their `collect` needs."""

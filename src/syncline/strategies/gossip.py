@@ -145,6 +145,10 @@ class Gossip(Apart):
     def load_state(self, state: dict[str, torch.Tensor], whole: dict[str, torch.Tensor]) -> None:
         self._saved = state
 
+    def settle(self) -> None:
+        for box in self._boxes:
+            box.settle()
+
     def expose(self) -> None:
         for bucket, box in zip(self.buckets, self._boxes, strict=True):
             box.window.publish(bucket.parameters.memory.mine)
@@ -179,12 +183,16 @@ class _Box:
 
     def send(self, partner: int, values: torch.Tensor, weight: float) -> None:
         """Send a copy, so that the rank may go on; one at a time."""
-        if self._sending is not None:
-            with contextlib.suppress(PeerGone):  # who is gone took its share along
-                self._sending.wait()
+        self.settle()
         self._outgoing.mine.copy_(values)
         note = _WEIGHT.pack(weight)
         self._sending = self.window.call(partner, "push", self._outgoing, note=note)
+
+    def settle(self) -> None:
+        """Wait until what was sent last is there."""
+        if self._sending is not None:
+            with contextlib.suppress(PeerGone):  # who is gone took its share along
+                self._sending.wait()
 
     def take(self, call: Call) -> int:
         """Add what a peer has pushed."""

@@ -103,6 +103,10 @@ class Server(Apart):
         histogram = {str(k): self.staleness[k] for k in sorted(self.staleness)}
         return {**super().report(), "staleness": histogram, "mean_staleness": mean}
 
+    def settle(self) -> None:
+        for strip in self._strips:
+            strip.settle()
+
     def collect(self, bucket: Bucket) -> torch.Tensor:
         """Return the parameters as the servers have them."""
         return self._strips[bucket.index].read()
@@ -165,6 +169,11 @@ class _Strip:
             self._asked[position] = self.window.call(position, "push", values, out, note)
         if not self._is_early:
             self._pull()
+
+    def settle(self) -> None:
+        """Wait until what was pushed last is in the strips; it is pulled when its turn comes."""
+        for pending in self._asked.values():
+            pending.wait()
 
     def _pull(self) -> None:
         """Take over what the last push brought."""
