@@ -169,18 +169,7 @@ steps = 8
 def test_a_real_and_a_virtual_run_exchange_as_often_and_as_much(name, tmp_path):
     job = tmp_path / "job.toml"
     job.write_text(JOB.format(name=name))
-    done = subprocess.run(
-        [
-            sys.executable,
-            *f"-m syncline train {job} --ranks 4 --json --out {tmp_path / 'run'}".split(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=untraced(),
-    )
-    assert done.returncode == 0, done.stderr
-    real = json.loads(done.stdout)["strategy"]
+    real = train_forked(job, tmp_path / "run", ranks=4)["strategy"]
     resolved = parse_job(job.read_text()).resolved(4)
     learning = Learning(resolved)
     made = []
@@ -222,7 +211,7 @@ def pids_of(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "rank"), [("gossip", 0), ("gossip", 2), ("elastic", 0)])
+@pytest.mark.parametrize(("name", "rank"), [("gossip", 2), ("elastic", 0)])
 def test_the_others_finish_when_a_rank_is_killed(name, rank, tmp_path):
     folder = tmp_path / "run"
     segments = set(Path("/dev/shm").iterdir())
