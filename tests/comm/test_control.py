@@ -82,6 +82,32 @@ def test_a_frozen_rank_is_named_after_the_limit(comm):
         assert 1.0 < named_at - when < 6.5
 
 
+def test_a_whole_job_that_was_stopped_goes_on():
+    """As after Ctrl-Z and fg: everybody was silent, and nobody is to blame."""
+    bell = os.eventfd(0, os.EFD_SEMAPHORE)
+
+    def work():
+        syncline.init(silent_s=1.5)
+        comm = current_session().comm
+        comm.barrier()
+        os.eventfd_write(bell, 1)
+        for _ in range(40):
+            comm.barrier()
+            time.sleep(0.05)
+        return "well"
+
+    pids, pipes = start_ranks(3, work)
+    for _ in range(3):
+        os.eventfd_read(bell)
+    os.close(bell)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(4.5)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    assert [answer["result"] for answer in collect(pids, pipes, 30.0)] == ["well"] * 3
+
+
 @pytest.mark.parametrize("comm", ["auto", "network"])
 def test_a_rank_that_gets_nowhere_is_named_after_the_limit(comm):
     bell = os.eventfd(0, os.EFD_SEMAPHORE)

@@ -280,14 +280,10 @@ class Control:
             selector.register(self._wake, selectors.EVENT_READ, None)
             for rank, sock in self._links.items():
                 selector.register(sock, selectors.EVENT_READ, rank)
-            next_beat = last_turn = time.monotonic()
+            next_beat = time.monotonic()
             watched: set[int] = set()
             while not self._closing:
-                now = time.monotonic()
-                if now - last_turn > 3 * HEARTBEAT_S:
-                    # This rank itself was frozen: what it did not hear is nobody else's silence.
-                    self._heard = dict.fromkeys(self._heard, now)
-                last_turn = now
+                now = last_turn = time.monotonic()
                 if now >= next_beat:
                     self._beat()
                     next_beat = now + HEARTBEAT_S
@@ -304,6 +300,10 @@ class Control:
                     elif not self._read(key.data):
                         selector.unregister(key.fileobj)
                         self._heard.pop(key.data, None)
+                now = time.monotonic()
+                if now - last_turn > 3 * HEARTBEAT_S:
+                    # This rank itself was frozen: what it did not hear is nobody else's silence.
+                    self._heard = dict.fromkeys(self._heard, now)
                 self._look_for_silence()
 
     def _beat(self) -> None:
