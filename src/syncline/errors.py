@@ -56,8 +56,8 @@ class KeyRefused(CommError):
 class PeerGone(CommError):
     """A call to a peer cannot be answered any more. `rank` says which peer."""
 
-    def __init__(self, rank: int, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, rank: int) -> None:
+        super().__init__(f"rank {rank} is gone")
         self.rank = rank
 
 

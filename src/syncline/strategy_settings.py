@@ -14,7 +14,9 @@ Period = Annotated[int, Meta(ge=1, examples=[10])]
 
 
 class OwnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the tables have in common."""
+    """What the tables have in common: steps between exchanges, and who computes."""
+
+    period: Period = 1
 
     def num_workers(self, ranks: int) -> int:
         """Return how many of the ranks compute: the first ones."""
@@ -32,7 +34,6 @@ class GossipSettings(OwnSettings, frozen=True, kw_only=True):
     """
 
     rule: Literal["pull", "push"] = "pull"
-    period: Period = 1
     partners: Literal["uniform", "ring", "exponential", "hypercube"] = "uniform"
     push_sum: bool = False
     early: bool | Literal["auto"] = "auto"
@@ -45,7 +46,6 @@ class ElasticSettings(OwnSettings, frozen=True, kw_only=True):
     `synchronous`: all ranks exchange with the same center, and it moves when all have come.
     """
 
-    period: Period = 1
     beta: Annotated[float, Meta(gt=0, le=1, examples=[0.8])] = 0.8
     synchronous: bool = False
 
@@ -61,7 +61,6 @@ class ServerSettings(OwnSettings, frozen=True, kw_only=True):
     """
 
     servers: Annotated[int, Meta(ge=0, examples=[1])] = 0
-    period: Period = 1
     max_staleness: Annotated[int, Meta(ge=0, examples=[4])] | Literal["none"] = "none"
     early: bool | Literal["auto"] = "auto"
 

@@ -274,8 +274,7 @@ class _Run:
     @property
     def is_first(self) -> bool:
         """Whether this rank writes the run folder: rank 0, or the next if that is gone."""
-        control = getattr(getattr(self, "session", None), "control", None)
-        gone = control.gone if control is not None else {}
+        gone = self._gone()
         return all(rank in gone for rank in range(self.world.rank))
 
     def _load(self) -> checkpoint.Checkpoint:

@@ -58,10 +58,8 @@ def run(
             f"Let {world.launcher} start the script directly.",
         )
     command = [sys.executable, script, *(arguments or [])]
-    after_failure_s = None if go_on else 10.0
-    outcome = launch(command, ranks, threads=threads, port=port, after_failure_s=after_failure_s)
-    is_well = go_on and outcome.stopped_by is None and 0 in outcome.statuses
-    raise typer.Exit(0 if is_well else outcome.exit_code)
+    outcome = launch(command, ranks, threads=threads, port=port, go_on=go_on)
+    raise typer.Exit(outcome.exit_code)
 
 
 def check_ranks(key: str, ranks: int) -> None:

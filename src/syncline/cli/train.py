@@ -160,16 +160,9 @@ def _launch(
     command = [sys.executable, "-m", "syncline.cli.worker", str(folder), *options]
     # stdout belongs to the one JSON object: whatever a rank prints goes to stderr then.
     stdout = sys.stderr.fileno() if as_json else None
-    goes_on = job.strategy.name in GO_ON
-    outcome = launch(
-        command,
-        job.run.ranks,
-        threads=job.run.threads,
-        stdout=stdout,
-        after_failure_s=None if goes_on else 10.0,
-    )
-    is_over = goes_on and 0 in outcome.statuses and outcome.stopped_by is None
-    if outcome.exit_code and not is_over:
+    go_on = job.strategy.name in GO_ON
+    outcome = launch(command, job.run.ranks, threads=job.run.threads, stdout=stdout, go_on=go_on)
+    if outcome.exit_code:
         if outcome.exit_code != 2 and folders.has_checkpoint(folder):
             again = f"syncline train {shlex.quote(str(job_file))} --out {shlex.quote(str(folder))}"
             say(f"to go on from the last checkpoint: {again} --resume")

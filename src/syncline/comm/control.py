@@ -189,8 +189,7 @@ class Control:
         at = self.place.local_ranks.index(rank)
         if self.progress.read(at)[2] == LEFT:
             self.left.add(rank)
-            for callback in self._gone_callbacks:
-                callback(rank)
+            self._tell_gone(rank)
         elif rank not in self.left:
             self._fail(rank, "died", f"rank {rank} died {self._last_of(rank)}.")
 
@@ -329,8 +328,7 @@ class Control:
             self._records.update(message.records)
             if message.left:
                 self.left.update(message.left)
-                for callback in self._gone_callbacks:
-                    callback(message.left[0])
+                self._tell_gone(message.left[0])
                 self._send_all(Message(left=message.left), but=rank)
             if message.gone is not None:
                 self._fail(message.gone, message.how, message.why, source=rank)
@@ -367,8 +365,7 @@ class Control:
                 self._heard.pop(rank, None)
                 self._fence(rank)
                 self._send_all(Message(gone=rank, how=how, why=sentence), but=source)
-                for wake in self._gone_callbacks:
-                    wake(rank)
+                self._tell_gone(rank)
                 return
             if rank != self.place.rank:
                 # Before anybody can see it and leave.
@@ -379,6 +376,10 @@ class Control:
         self._send_all(Message(gone=rank, how=how, why=sentence), but=source)
         for callback in callbacks:
             callback(failure)
+
+    def _tell_gone(self, rank: int) -> None:
+        for callback in self._gone_callbacks:
+            callback(rank)
 
     def _fence(self, rank: int) -> None:
         """End a rank of this machine that counts as gone: it must not come back half-way."""

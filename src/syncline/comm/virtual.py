@@ -374,7 +374,7 @@ class _Asked:
     def wait(self) -> int:
         self.done.wait(self.why)
         if self.result is None:
-            raise PeerGone(self.owner.rank, f"rank {self.owner.rank} is gone")
+            raise PeerGone(self.owner.rank)
         return self.result
 
     @property

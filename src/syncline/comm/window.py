@@ -135,7 +135,7 @@ class Lost(Done):
         self._rank = rank
 
     def wait(self) -> int:
-        raise PeerGone(self._rank, f"rank {self._rank} is gone")
+        raise PeerGone(self._rank)
 
 
 def serve_oneself(
@@ -181,7 +181,7 @@ class Patience:
 
     def check(self, rank: int) -> None:
         if self.is_gone(rank):
-            raise PeerGone(rank, f"rank {rank} is gone")
+            raise PeerGone(rank)
 
     def is_gone(self, rank: int) -> bool:
         return rank in self._control.gone or rank in self._control.left

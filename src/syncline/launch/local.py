@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import os
 import secrets
@@ -39,13 +40,15 @@ class Outcome:
 
     statuses: tuple[int, ...]
     stopped_by: signal.Signals | None = None
+    goes_on: bool = False
+    """Whether one rank that ends well is enough."""
 
     @property
     def exit_code(self) -> int:
         """0 if all is well, 130 after Ctrl-C, 2 if a rank refused its input, 1 otherwise."""
         if self.stopped_by is not None:
             return 128 + self.stopped_by
-        if not any(self.statuses):
+        if not any(self.statuses) or (self.goes_on and 0 in self.statuses):
             return 0
         return 2 if 2 in self.statuses else 1
 
@@ -59,14 +62,16 @@ def launch(
     port: int | None = None,
     grace_s: float = 10.0,
     after_failure_s: float | None = 10.0,
+    go_on: bool = False,
     stdout: int | None = None,
 ) -> Outcome:
     """Run `command` as ranks 0 to `ranks - 1` and wait for all of them.
 
     After the first rank that ends badly the others have `after_failure_s` to end by themselves
-    (None: as long as they like), then they are stopped. Stopping is SIGTERM, and SIGKILL after
-    `grace_s`. `port` is where rank 0 will listen, a free one if None. `stdout` is the file
-    descriptor the ranks write to, this process's own if None; they have no stdin.
+    (None: as long as they like), then they are stopped. With `go_on` they are not, and all is well
+    if any of them ends well. Stopping is SIGTERM, and SIGKILL after `grace_s`. `port` is where rank
+    0 will listen, a free one if None. `stdout` is the file descriptor the ranks write to, this
+    process's own if None; they have no stdin.
 
     Call it from the main thread: elsewhere signals are left alone, and the ranks die with the
     thread that started them.
@@ -80,7 +85,7 @@ def launch(
         threads=threads,
     )
     die_with_parent = _dying_with_parent()
-    watch = _Watch(grace_s, after_failure_s)
+    watch = _Watch(grace_s, None if go_on else after_failure_s)
     with _signals_to(watch.signals):
         try:
             for rank in range(ranks):
@@ -94,7 +99,7 @@ def launch(
                         preexec_fn=die_with_parent,
                     )
                 )
-            return watch.until_all_ended()
+            return dataclasses.replace(watch.until_all_ended(), goes_on=go_on)
         finally:
             watch.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ from syncline.comm.meeting import Meeting
 from syncline.comm.window import Functions, Window
 from syncline.errors import PeerGone
 from syncline.strategies.base import Spreadable, Strategy
+from syncline.strategy_settings import OwnSettings
 
 
 class Apart(Strategy):
@@ -26,7 +26,7 @@ class Apart(Strategy):
     """
 
     is_apart = True
-    settings: msgspec.Struct
+    settings: OwnSettings
 
     def may_lose(self, world_size: int) -> range:
         return range(world_size)
@@ -86,11 +86,22 @@ class Apart(Strategy):
         if step.statistics is not None:
             self._alone.all_reduce(step.statistics)
 
+    def is_due(self, step: int) -> bool:
+        """Say whether there is an exchange in a step."""
+        return (step + 1) % self.settings.period == 0
+
+    def hides(self, early: bool | str) -> bool:
+        """Say whether answers may come a step later: "auto", where there is a wire to hide."""
+        return self.comm.num_machines > 1 if early == "auto" else bool(early) and self.comm.size > 1
+
+    def workers(self) -> set[int]:
+        """Return the positions of the ranks that compute."""
+        num_workers = self.num_workers(self.comm.size)
+        return {at for at, rank in enumerate(self.comm.ranks) if rank < num_workers}
+
     def serve_workers(self) -> None:
         """Return when every rank that computes has left."""
-        workers = self.num_workers(self.comm.size)
-        positions = {at for at, rank in enumerate(self.comm.ranks) if rank < workers}
-        self.meeting.until_gone(positions)
+        self.meeting.until_gone(self.workers())
 
     def in_turn(self) -> list[int]:
         """Return all positions, this rank's first: so that not all ranks ask the same one first."""
@@ -111,10 +122,8 @@ class Apart(Strategy):
         whole = None
         if is_wanted:
             buckets = [self.collect(bucket) for bucket in self.buckets]
-            workers = self.num_workers(self.comm.size)
-            computes = [at for at, rank in enumerate(self.comm.ranks) if rank < workers]
             like = self._replica.flat_buffers()
-            whole = buckets, self.mean(self._statistics, like, computes)
+            whole = buckets, self.mean(self._statistics, like, self.workers())
         # By now all that others sent before this meeting has come.
         self._snapshot = self.own_state()
         self.meeting.meet()
@@ -131,7 +140,7 @@ class Apart(Strategy):
         return self._snapshot
 
     def mean(
-        self, window: Window, like: torch.Tensor, positions: Sequence[int] | None = None
+        self, window: Window, like: torch.Tensor, positions: set[int] | None = None
     ) -> torch.Tensor:
         """Return the mean of what the ranks that are there, or some of them, have published.
 

@@ -58,22 +58,22 @@ class Elastic(Apart):
         center.window = self.window(bucket, 0, functions)
         return center
 
-    def _is_due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Say whether there is an exchange in a step. Alone there is nobody to average with."""
-        return (step + 1) % self.settings.period == 0 and self.comm.size > 1
+        return super().is_due(step) and self.comm.size > 1
 
     def gradient_ready(self, bucket: Bucket) -> None:
         super().gradient_ready(bucket)
-        if self._is_due(bucket.step) and not self.settings.synchronous:
+        if self.is_due(bucket.step) and not self.settings.synchronous:
             self._ask(bucket)
 
     def step_entered(self, step: Step) -> None:
         super().step_entered(step)
-        if self.settings.synchronous and self._is_due(step.number):
+        if self.settings.synchronous and self.is_due(step.number):
             self.meeting.meet()  # the centers have moved for the last exchange
 
     def before_use(self, bucket: Bucket) -> None:
-        if not self._is_due(bucket.step):
+        if not self.is_due(bucket.step):
             bucket.update_strip()
             return
         if self.settings.synchronous:

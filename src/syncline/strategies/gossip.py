@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from syncline.bucket import Bucket
-from syncline.comm.base import Memory
+from syncline.comm.base import Communicator
 from syncline.comm.window import Call, Pending, Window
 from syncline.errors import ConfigError, PeerGone
 from syncline.seeds import seed_for
@@ -69,9 +69,8 @@ class Gossip(Apart):
     def open(self, replica: Spreadable) -> None:
         rule = self.settings.rule
         self._step_bucket = self._pull if rule == "pull" else self._push
-        is_early = self.settings.early
-        self._is_early = self.comm.num_machines > 1 if is_early == "auto" else is_early
-        self._boxes = [_Box(self.comm.allocate, bucket, rule == "push") for bucket in self.buckets]
+        self._is_early = self.hides(self.settings.early)
+        self._boxes = [_Box(self.comm, bucket, pushes=rule == "push") for bucket in self.buckets]
         for bucket, box in zip(self.buckets, self._boxes, strict=True):
             box.window = self.window(bucket, bucket.num_elements, {"push": box.take})
             box.window.publish(bucket.parameters.memory.mine)
@@ -83,7 +82,7 @@ class Gossip(Apart):
 
     def before_use(self, bucket: Bucket) -> None:
         bucket.update_strip()
-        if (bucket.step + 1) % self.settings.period == 0:
+        if self.is_due(bucket.step):
             self._step_bucket(bucket, self._boxes[bucket.index])
 
     def partner(self, step: int) -> int:
@@ -172,12 +171,12 @@ class _Box:
 
     window: Window
 
-    def __init__(self, allocate, bucket: Bucket, pushes: bool) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, comm: Communicator, bucket: Bucket, *, pushes: bool) -> None:
         size = bucket.num_elements if pushes else 0
         self.arrived = torch.zeros_like(bucket.parameters.memory.mine[:size])
         self.arrived_weight = 0.0
         self.weight = 1.0
-        self._outgoing: Memory = allocate(size, bucket.dtype)
+        self._outgoing = comm.allocate(size, bucket.dtype)
         self._sending: Pending | None = None
         self.fetched: Pending | None = None
 

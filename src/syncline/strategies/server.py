@@ -92,7 +92,7 @@ class Server(Apart):
         # Taken before anything is waited for: calls that are served meanwhile bring their own.
         hyper, without = bucket.update.hyper, bucket.update.without
         strip.gather(bucket)
-        if (bucket.step + 1) % self.settings.period == 0:
+        if self.is_due(bucket.step):
             strip.push(bucket, hyper, without)
         else:
             strip.step_alone(hyper, without)
@@ -135,8 +135,7 @@ class _Strip:
         self._pulled = [0] * comm.size
         self._sum: Memory | None = None
         self._inbox = self._mine
-        early = server.settings.early
-        self._is_early = comm.num_machines > 1 if early == "auto" else early and comm.size > 1
+        self._is_early = server.hides(server.settings.early)
         if server.settings.period > 1 or self._is_early:
             self._sum = comm.allocate(bucket.num_elements, bucket.dtype)
         if self._is_early:
