@@ -8,7 +8,6 @@ on its way to somebody. The answer's numbers go straight to where the caller wan
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,15 +16,14 @@ from syncline.comm.base import Memory
 from syncline.comm.control import Control
 from syncline.comm.hub import Hub
 from syncline.comm.window import (
-    MAX_NOTE_BYTES,
     Call,
     Done,
     Functions,
     Lost,
     Patience,
     Pending,
+    ServedWindow,
     bytes_moved,
-    serve_oneself,
 )
 from syncline.errors import CommError
 
@@ -64,7 +62,7 @@ class _Pool:
         self._leaving.append((tensor, exchanges or []))
 
 
-class NetworkWindow:
+class NetworkWindow(ServedWindow):
     """One rank's end of a window over TCP."""
 
     def __init__(
@@ -78,16 +76,10 @@ class NetworkWindow:
         functions: Functions,
     ) -> None:
         """`streams` carry this window's messages and nothing else."""
+        super().__init__(ranks, Patience(hub, control), functions)
         self._streams = streams
-        self._ranks = ranks
-        self._position = ranks.index(control.place.rank)
-        self._patience = Patience(hub, control)
         self._dtype = dtype
         self._num_elements = num_elements
-        self._functions = functions
-        self._numbers = {name: number for number, name in enumerate(functions)}
-        self._in_order = list(functions.values())
-        self.num_calls = self.sent_bytes = 0
         self._pool = _Pool(dtype)
         self._published = torch.zeros(num_elements, dtype=dtype)
         self._sends: list[Exchange] = []
@@ -109,38 +101,28 @@ class NetworkWindow:
     def get(self, position: int) -> Pending:
         if position == self._position:
             return Done(self._version, self._published)
-        buffer = self._pool.take(self._num_elements)
-        return self._ask(position, _GET, None, Memory(buffer), b"", buffer)
+        rank = self._ranks[position]
+        if self._patience.is_gone(rank):
+            return Lost(rank)
+        buffer = Memory(self._pool.take(self._num_elements))
+        self.num_calls += 1
+        self.sent_bytes += bytes_moved(buffer)
+        return self._ask(rank, _GET, None, buffer, b"", buffer.mine)
 
-    def call(
-        self,
-        position: int,
-        function: str,
-        values: Memory | None = None,
-        out: Memory | None = None,
-        note: bytes = b"",
+    def _send(
+        self, position: int, function: int, values: Memory | None, out: Memory | None, note: bytes
     ) -> Pending:
-        if position == self._position:
-            rank = self._ranks[position]
-            return serve_oneself(self._functions, rank, function, values, out, note)
-        return self._ask(position, self._numbers[function], values, out, note, None)
+        return self._ask(self._ranks[position], function, values, out, note, None)
 
     def _ask(
         self,
-        position: int,
+        rank: int,
         function: int,
         values: Memory | None,
         out: Memory | None,
         note: bytes,
         buffer: torch.Tensor | None,
-    ) -> Pending:
-        rank = self._ranks[position]
-        if self._patience.is_gone(rank):
-            return Lost(rank)
-        if len(note) > MAX_NOTE_BYTES:
-            raise CommError(f"a note of {len(note)} bytes is too long for a window")
-        self.num_calls += 1
-        self.sent_bytes += bytes_moved(values, out)
+    ) -> _Sent:
         number = self._asked[rank] = self._asked[rank] + 1
         num_out = bytes_moved(out)
         if out is not None and num_out:
@@ -173,9 +155,7 @@ class NetworkWindow:
             result = self._version
         else:
             out = self._pool.take(num_out // self._dtype.itemsize) if num_out else None
-            call = Call(rank, values, out, note)
-            with torch.no_grad():
-                result = self._in_order[function](call)
+            result = self.serve(function, Call(rank, values, out, note))
             if out is not None:
                 self._pool.give(out, [self._streams.send(rank, _BULK, out)])
         self._streams.send_bytes(rank, _ANSWERS, _ANSWER.pack(number, result))
@@ -186,12 +166,6 @@ class NetworkWindow:
         if sent is None:
             raise CommError(f"rank {rank} answered what was not asked")
         sent.result = result
-
-    def until(self, is_true: Callable[[], bool], why: Callable[[], str]) -> None:
-        self._patience.until(is_true)
-
-    def gone(self) -> frozenset[int]:
-        return self._patience.gone(self._ranks)
 
 
 class _Sent:

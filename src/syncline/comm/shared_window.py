@@ -21,16 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from syncline.comm.base import Memory
-from syncline.comm.window import (
-    MAX_NOTE_BYTES,
-    Call,
-    Functions,
-    Lost,
-    Patience,
-    Pending,
-    bytes_moved,
-    serve_oneself,
-)
+from syncline.comm.window import Call, Functions, Lost, Patience, Pending, ServedWindow
 from syncline.errors import CommError
 
 if TYPE_CHECKING:
@@ -88,8 +79,6 @@ class PostOffice:
         out: Memory | None,
         note: bytes,
     ) -> _Posted:
-        if len(note) > MAX_NOTE_BYTES:
-            raise CommError(f"a note of {len(note)} bytes is too long for a window")
         number = self._asked[owner] = self._asked[owner] + 1
         cell, words = self._cell(self._position, owner, number), self.words
         before = self._in_cell.get(cell)
@@ -182,19 +171,15 @@ def _where(memory: Memory | None) -> tuple[int, int, int]:
     return number, start, start + memory.mine.numel()
 
 
-class SharedWindow:
+class SharedWindow(ServedWindow):
     """One rank's end of a window in shared memory."""
 
     def __init__(
         self, comm: SharedMemory, num_elements: int, dtype: torch.dtype, functions: Functions
     ) -> None:
-        self._comm = comm
+        super().__init__(comm.ranks, comm.office.patience, functions)
         self._office = comm.office
-        self._position, self._size = comm.position, comm.size
-        self._functions = functions
-        self._numbers = {name: number for number, name in enumerate(functions)}
-        self._in_order = list(functions.values())
-        self.num_calls = self.sent_bytes = 0
+        self._size = comm.size
         nothing = torch.empty(0, dtype=dtype)
         empty = Memory(nothing, (nothing,) * self._size)
         self._slots = [
@@ -206,10 +191,6 @@ class SharedWindow:
         self._board = memoryview(comm.star.segment(8 * self._size * self._row)).cast("q")
         self._number = len(self._office.windows)
         self._office.windows.append(self)
-
-    def serve(self, function: int, call: Call) -> int:
-        with torch.no_grad():
-            return self._in_order[function](call)
 
     def publish(self, values: torch.Tensor) -> None:
         at = self._position * self._row
@@ -231,8 +212,8 @@ class SharedWindow:
         return {mark for reader, mark in marks if mark and reader not in gone}
 
     def get(self, position: int) -> Pending:
-        rank = self._comm.ranks[position]
-        if self._office.patience.is_gone(rank):
+        rank = self._ranks[position]
+        if self._patience.is_gone(rank):
             return Lost(rank)
         if position != self._position:
             mine = self._slots[0].mine
@@ -259,29 +240,10 @@ class SharedWindow:
     def end_reading(self, position: int) -> None:
         self._board[position * self._row + 1 + self._position] = 0
 
-    def call(
-        self,
-        position: int,
-        function: str,
-        values: Memory | None = None,
-        out: Memory | None = None,
-        note: bytes = b"",
+    def _send(
+        self, position: int, function: int, values: Memory | None, out: Memory | None, note: bytes
     ) -> Pending:
-        rank = self._comm.ranks[position]
-        if position == self._position:
-            return serve_oneself(self._functions, rank, function, values, out, note)
-        if self._office.patience.is_gone(rank):
-            return Lost(rank)
-        self.num_calls += 1
-        self.sent_bytes += bytes_moved(values, out)
-        number = self._numbers[function]
-        return self._office.post(self._number, position, number, values, out, note)
-
-    def until(self, is_true: Callable[[], bool], why: Callable[[], str]) -> None:
-        self._office.patience.until(is_true)
-
-    def gone(self) -> frozenset[int]:
-        return self._office.patience.gone(self._comm.ranks)
+        return self._office.post(self._number, position, function, values, out, note)
 
 
 class _Reading:

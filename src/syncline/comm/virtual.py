@@ -18,15 +18,9 @@ import torch
 
 from syncline.cluster import Cluster
 from syncline.comm.base import Communicator, Memory, Partials, Strips, prepare_reach
-from syncline.comm.window import (
-    Call,
-    Done,
-    Functions,
-    Pending,
-    Window,
-    bytes_moved,
-)
-from syncline.errors import CommError, PeerGone
+from syncline.comm.virtual_window import Asked, VirtualWindow
+from syncline.comm.window import Functions, Window
+from syncline.errors import CommError
 from syncline.perf.cost import Phase, plan
 from syncline.perf.trace import TaskId
 from syncline.sim.clock import Clock, Signal
@@ -44,7 +38,7 @@ class Endpoint:
     waited_for: TaskId | None = None
     """The task that let the last collective begin: its last member's cause."""
     died: str = ""
-    asked: dict[_Asked, None] = field(default_factory=dict)
+    asked: dict[Asked, None] = field(default_factory=dict)
     """What others have asked of this rank and not got yet."""
     queue: deque[Callable[[], None]] = field(default_factory=deque)
     """Calls that this rank has to serve: one after the other."""
@@ -80,7 +74,7 @@ class VirtualWorld:
         # Positions go round the machines, as in the real communicator of several machines.
         each, machines = cluster.ranks_per_machine, cluster.machines
         order = [machine * each + local for local in range(each) for machine in range(machines)]
-        self._everybody = _Group(self, order)
+        self._everybody = Group(self, order)
 
     def machine_of(self, rank: int) -> int:
         return rank // self.cluster.ranks_per_machine
@@ -89,7 +83,7 @@ class VirtualWorld:
         """Return the communicator of all ranks, as one of them holds it."""
         return VirtualComm(self._everybody, self.endpoints[rank])
 
-    def charge(self, group: _Group, what: str, size_bytes: int, done: Callable[[], None]) -> None:
+    def charge(self, group: Group, what: str, size_bytes: int, done: Callable[[], None]) -> None:
         """Let the time of a collective pass, then call back."""
         key = (what, size_bytes, group.num_machines, group.ranks_per_machine)
         phases = self._plans.get(key)
@@ -133,7 +127,7 @@ class VirtualWorld:
         for other in self.endpoints:
             other.look_up(self.clock)
 
-    def _pay(self, group: _Group, phases: list[Phase], done: Callable[[], None]) -> None:
+    def _pay(self, group: Group, phases: list[Phase], done: Callable[[], None]) -> None:
         if not phases:
             done()
             return
@@ -158,7 +152,7 @@ class _Meeting:
     began_after: TaskId | None = None
 
 
-class _Group:
+class Group:
     """Some ranks that hold collectives together."""
 
     def __init__(self, world: VirtualWorld, ranks: Sequence[int]) -> None:
@@ -174,7 +168,7 @@ class _Group:
         ]
         self.meetings: dict[int, _Meeting] = {}
         self.allocations: list[tuple[torch.Tensor, ...]] = []
-        self.parts: dict[tuple[tuple[int, ...], int], _Group] = {}
+        self.parts: dict[tuple[tuple[int, ...], int], Group] = {}
         self.windows: dict[tuple[int, int], VirtualWindow] = {}
         """Each rank's end of each window, by the window's number and the rank."""
 
@@ -205,7 +199,7 @@ class VirtualComm:
     name = "virtual"
     num_channels = 1
 
-    def __init__(self, group: _Group, me: Endpoint) -> None:
+    def __init__(self, group: Group, me: Endpoint) -> None:
         self._group = group
         self._world = group.world
         self.endpoint = me
@@ -274,7 +268,7 @@ class VirtualComm:
         key = (members, self._num_parts[members])
         group = self._group.parts.get(key)
         if group is None:
-            group = self._group.parts[key] = _Group(self._world, members)
+            group = self._group.parts[key] = Group(self._world, members)
         return VirtualComm(group, self.endpoint)
 
     def close(self) -> None:
@@ -356,142 +350,3 @@ def _gather(brought: dict[int, Strips]) -> None:
         for owner, theirs in brought.items():
             if owner != position:
                 strips.mine(owner).copy_(theirs.mine(owner))
-
-
-@dataclass(eq=False)
-class _Asked:
-    """A call or a get that travels, is served and travels back."""
-
-    owner: Endpoint
-    done: Signal
-    why: Callable[[], str]
-    result: int | None = None
-    got: torch.Tensor | None = None
-
-    def is_over(self) -> bool:
-        return self.done.is_set
-
-    def wait(self) -> int:
-        self.done.wait(self.why)
-        if self.result is None:
-            raise PeerGone(self.owner.rank)
-        return self.result
-
-    @property
-    def values(self) -> torch.Tensor:
-        assert self.got is not None
-        return self.got
-
-    def release(self) -> None:
-        self.got = None
-
-
-class VirtualWindow:
-    """One virtual rank's end of a window. What it costs: the values' way there and back."""
-
-    def __init__(self, group: _Group, me: Endpoint, number: int, functions: Functions) -> None:
-        self._group = group
-        self._world = group.world
-        self._me = me
-        self._number = number
-        self.functions = functions
-        self.published: torch.Tensor | None = None
-        self.version = 0
-        self.num_calls = self.sent_bytes = 0
-        group.windows[number, me.rank] = self
-
-    def publish(self, values: torch.Tensor) -> None:
-        # A clone, since whoever has got the version before may still read it.
-        self.published = values.clone() if values.device.type != "meta" else values
-        self.version += 1
-
-    def get(self, position: int) -> Pending:
-        owner = self._end(position)
-        if owner is self:
-            return Done(self.version, self.published)
-        asked = self._ask(position, "a get")
-        if asked.is_over():
-            return asked
-
-        def serve() -> None:
-            # What was published when the request came is what is sent back.
-            values, version = owner.published, owner.version
-            assert values is not None
-            self.sent_bytes += values.numel() * values.itemsize
-
-            def arrive() -> None:
-                asked.got = values
-                self._answer(asked, version)
-
-            self._send_back(asked, values.numel() * values.itemsize, arrive)
-
-        self._world.carry(self._me.rank, asked.owner.rank, 0, serve)
-        return asked
-
-    def call(
-        self,
-        position: int,
-        function: str,
-        values: Memory | None = None,
-        out: Memory | None = None,
-        note: bytes = b"",
-    ) -> Pending:
-        owner, rank = self._end(position), self._me.rank
-        asked = self._ask(position, function)
-        if asked.is_over():
-            return asked
-        is_mine = owner is self
-
-        def serve() -> None:
-            call = Call.of(rank, values, out, note)
-            with torch.no_grad():
-                result = owner.functions[function](call)
-            owner._me.look_up(self._world.clock)
-            if is_mine:
-                self._answer(asked, result)
-            else:
-                self._send_back(asked, bytes_moved(out), lambda: self._answer(asked, result))
-
-        def arrive() -> None:
-            self._world.serve(asked.owner, serve)
-
-        if is_mine:
-            arrive()
-        else:
-            self.sent_bytes += bytes_moved(values, out)
-            self._world.carry(rank, asked.owner.rank, bytes_moved(values), arrive)
-        return asked
-
-    def _end(self, position: int) -> VirtualWindow:
-        return self._group.windows[self._number, self._group.ranks[position]]
-
-    def _ask(self, position: int, what: str) -> _Asked:
-        owner = self._world.endpoints[self._group.ranks[position]]
-        doing = self._me.doing
-        why = lambda: f"{doing}: {what} waits for rank {owner.rank}{owner.died}"  # noqa: E731
-        asked = _Asked(owner, Signal(self._world.clock), why)
-        if owner.died:
-            asked.done.set()
-        else:
-            self.num_calls += owner is not self._me
-            owner.asked[asked] = None
-        return asked
-
-    def _send_back(self, asked: _Asked, num_bytes: int, done: Callable[[], None]) -> None:
-        if not asked.owner.died:
-            self._world.carry(asked.owner.rank, self._me.rank, num_bytes, done)
-
-    def _answer(self, asked: _Asked, result: int) -> None:
-        if asked.owner.asked.pop(asked, 0) is None:
-            asked.result = result
-            asked.done.set()
-
-    def until(self, is_true: Callable[[], bool], why: Callable[[], str]) -> None:
-        while not is_true():
-            if self._me.changed is None:
-                self._me.changed = Signal(self._world.clock)
-            self._me.changed.wait(why)
-
-    def gone(self) -> frozenset[int]:
-        died = (bool(self._world.endpoints[rank].died) for rank in self._group.ranks)
-        return frozenset(at for at, is_gone in enumerate(died) if is_gone)

@@ -25,7 +25,7 @@ import torch
 from syncline.comm.base import Memory
 from syncline.comm.control import Control
 from syncline.comm.hub import Hub
-from syncline.errors import PeerGone, RankFailed
+from syncline.errors import CommError, PeerGone, RankFailed
 
 MAX_NOTE_BYTES = 928
 
@@ -160,6 +160,8 @@ class Patience:
     def __init__(self, hub: Hub, control: Control) -> None:
         self._hub = hub
         self._control = control
+        self.rank = control.place.rank
+        """This rank itself."""
 
     def wait(self, rank: int, is_over: Callable[[], bool], what: str) -> None:
         """Return when `is_over`; raise PeerGone if the rank is gone by then."""
@@ -189,6 +191,54 @@ class Patience:
     def gone(self, ranks: tuple[int, ...]) -> frozenset[int]:
         absent = self._control.gone.keys() | self._control.left
         return frozenset(at for at, rank in enumerate(ranks) if rank in absent)
+
+
+class ServedWindow:
+    """What the real windows have in common: who is asked, what is counted, how calls are served."""
+
+    def __init__(self, ranks: tuple[int, ...], patience: Patience, functions: Functions) -> None:
+        self._ranks = ranks
+        self._position = ranks.index(patience.rank)
+        self._patience = patience
+        self._functions = functions
+        self._numbers = {name: number for number, name in enumerate(functions)}
+        self._in_order = list(functions.values())
+        self.num_calls = self.sent_bytes = 0
+
+    def call(
+        self,
+        position: int,
+        function: str,
+        values: Memory | None = None,
+        out: Memory | None = None,
+        note: bytes = b"",
+    ) -> Pending:
+        rank = self._ranks[position]
+        if position == self._position:
+            return serve_oneself(self._functions, rank, function, values, out, note)
+        if self._patience.is_gone(rank):
+            return Lost(rank)
+        if len(note) > MAX_NOTE_BYTES:
+            raise CommError(f"a note of {len(note)} bytes is too long for a window")
+        self.num_calls += 1
+        self.sent_bytes += bytes_moved(values, out)
+        return self._send(position, self._numbers[function], values, out, note)
+
+    def _send(
+        self, position: int, function: int, values: Memory | None, out: Memory | None, note: bytes
+    ) -> Pending:
+        """Hand a call over to its owner, another rank."""
+        raise NotImplementedError
+
+    def serve(self, function: int, call: Call) -> int:
+        with torch.no_grad():
+            return self._in_order[function](call)
+
+    def until(self, is_true: Callable[[], bool], why: Callable[[], str]) -> None:
+        self._patience.until(is_true)
+
+    def gone(self) -> frozenset[int]:
+        return self._patience.gone(self._ranks)
 
 
 class AloneWindow:

@@ -1,0 +1,159 @@
+"""Windows in virtual time: what they cost is the values' way there and back, shared with others.
+
+Calls to a rank are served one after the other, each for as long as what it does takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from syncline.comm.base import Memory
+from syncline.comm.window import Call, Done, Functions, Pending, bytes_moved
+from syncline.errors import PeerGone
+from syncline.sim.clock import Signal
+
+if TYPE_CHECKING:
+    from syncline.comm.virtual import Endpoint, Group
+
+
+@dataclass(eq=False)
+class Asked:
+    """A call or a get that travels, is served and travels back."""
+
+    owner: Endpoint
+    done: Signal
+    why: Callable[[], str]
+    result: int | None = None
+    got: torch.Tensor | None = None
+
+    def is_over(self) -> bool:
+        return self.done.is_set
+
+    def wait(self) -> int:
+        self.done.wait(self.why)
+        if self.result is None:
+            raise PeerGone(self.owner.rank)
+        return self.result
+
+    @property
+    def values(self) -> torch.Tensor:
+        assert self.got is not None
+        return self.got
+
+    def release(self) -> None:
+        self.got = None
+
+
+class VirtualWindow:
+    """One virtual rank's end of a window."""
+
+    def __init__(self, group: Group, me: Endpoint, number: int, functions: Functions) -> None:
+        self._group = group
+        self._world = group.world
+        self._me = me
+        self._number = number
+        self.functions = functions
+        self.published: torch.Tensor | None = None
+        self.version = 0
+        self.num_calls = self.sent_bytes = 0
+        group.windows[number, me.rank] = self
+
+    def publish(self, values: torch.Tensor) -> None:
+        # A clone, since whoever has got the version before may still read it.
+        self.published = values.clone() if values.device.type != "meta" else values
+        self.version += 1
+
+    def get(self, position: int) -> Pending:
+        owner = self._end(position)
+        if owner is self:
+            return Done(self.version, self.published)
+        asked = self._ask(position, "a get")
+        if asked.is_over():
+            return asked
+
+        def serve() -> None:
+            # What was published when the request came is what is sent back.
+            values, version = owner.published, owner.version
+            assert values is not None
+            self.sent_bytes += values.numel() * values.itemsize
+
+            def arrive() -> None:
+                asked.got = values
+                self._answer(asked, version)
+
+            self._send_back(asked, values.numel() * values.itemsize, arrive)
+
+        self._world.carry(self._me.rank, asked.owner.rank, 0, serve)
+        return asked
+
+    def call(
+        self,
+        position: int,
+        function: str,
+        values: Memory | None = None,
+        out: Memory | None = None,
+        note: bytes = b"",
+    ) -> Pending:
+        owner, rank = self._end(position), self._me.rank
+        asked = self._ask(position, function)
+        if asked.is_over():
+            return asked
+        is_mine = owner is self
+
+        def serve() -> None:
+            call = Call.of(rank, values, out, note)
+            with torch.no_grad():
+                result = owner.functions[function](call)
+            owner._me.look_up(self._world.clock)
+            if is_mine:
+                self._answer(asked, result)
+            else:
+                self._send_back(asked, bytes_moved(out), lambda: self._answer(asked, result))
+
+        def arrive() -> None:
+            self._world.serve(asked.owner, serve)
+
+        if is_mine:
+            arrive()
+        else:
+            self.sent_bytes += bytes_moved(values, out)
+            self._world.carry(rank, asked.owner.rank, bytes_moved(values), arrive)
+        return asked
+
+    def _end(self, position: int) -> VirtualWindow:
+        return self._group.windows[self._number, self._group.ranks[position]]
+
+    def _ask(self, position: int, what: str) -> Asked:
+        owner = self._world.endpoints[self._group.ranks[position]]
+        doing = self._me.doing
+        why = lambda: f"{doing}: {what} waits for rank {owner.rank}{owner.died}"  # noqa: E731
+        asked = Asked(owner, Signal(self._world.clock), why)
+        if owner.died:
+            asked.done.set()
+        else:
+            self.num_calls += owner is not self._me
+            owner.asked[asked] = None
+        return asked
+
+    def _send_back(self, asked: Asked, num_bytes: int, done: Callable[[], None]) -> None:
+        if not asked.owner.died:
+            self._world.carry(asked.owner.rank, self._me.rank, num_bytes, done)
+
+    def _answer(self, asked: Asked, result: int) -> None:
+        if asked.owner.asked.pop(asked, 0) is None:
+            asked.result = result
+            asked.done.set()
+
+    def until(self, is_true: Callable[[], bool], why: Callable[[], str]) -> None:
+        while not is_true():
+            if self._me.changed is None:
+                self._me.changed = Signal(self._world.clock)
+            self._me.changed.wait(why)
+
+    def gone(self) -> frozenset[int]:
+        died = (bool(self._world.endpoints[rank].died) for rank in self._group.ranks)
+        return frozenset(at for at, is_gone in enumerate(died) if is_gone)
