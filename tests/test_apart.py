@@ -30,7 +30,7 @@ from syncline.strategies import (
     make_strategy,
 )
 from syncline.workload import derive
-from training import train_forked
+from training import are_gone, ranks_of, train_forked
 from worlds import cluster, untraced
 
 pytestmark = pytest.mark.processes
@@ -194,22 +194,6 @@ def test_a_real_and_a_virtual_run_exchange_as_often_and_as_much(name, tmp_path):
     assert real["exchanges"] > 0
 
 
-def pids_of(folder):
-    """Return the ranks' processes by rank, as the kernel lists them."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes().split(b"\0")
-                environ = (entry / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if str(folder).encode() in command and b"syncline.cli.worker" in command:
-                (rank,) = [v[5:] for v in environ if v.startswith(b"RANK=")]
-                found[int(rank)] = int(entry.name)
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "rank"), [("gossip", 2), ("elastic", 0)])
 def test_the_others_finish_when_a_rank_is_killed(name, rank, tmp_path):
@@ -232,7 +216,7 @@ def test_the_others_finish_when_a_rank_is_killed(name, rank, tmp_path):
         assert time.monotonic() < deadline, "no progress"
         assert running.poll() is None, running.stderr.read()
         time.sleep(0.02)
-    ranks = pids_of(folder)
+    ranks = ranks_of(running)
     os.kill(ranks[rank], signal.SIGKILL)
     out, said = running.communicate(timeout=60)
     assert running.returncode == 0, said
@@ -244,7 +228,7 @@ def test_the_others_finish_when_a_rank_is_killed(name, rank, tmp_path):
     assert found["accuracy"] > 0.93
     lines = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
     assert lines == sorted(set(lines))
-    assert pids_of(folder) == {}
+    assert are_gone(ranks)
     assert set(Path("/dev/shm").iterdir()) <= segments
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import pytest
 
+from training import ranks_of
 from worlds import untraced
 
 ROOT = Path(__file__).parent.parent
@@ -340,17 +341,7 @@ def disturbed_run(trial: Trial, number: int, *sets: str) -> str:
     while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 5):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    victim = None
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            parent = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]
-        except OSError:
-            continue
-        if parent == str(started.pid) and b"RANK=2" in environ:
-            victim = int(pid)
-    assert victim is not None
-    os.kill(victim, number)
+    os.kill(ranks_of(started)[2], number)
     timer = threading.Timer(30.0, started.kill)
     timer.start()
     _, text = started.communicate(timeout=60)

@@ -24,7 +24,7 @@ from syncline.train import (
     learning_rate,
     load_data,
 )
-from training import train_forked
+from training import are_gone, ranks_of, train_forked
 from worlds import untraced
 
 ROOT = Path(__file__).parent.parent
@@ -99,7 +99,7 @@ def test_killed_at_step_17_and_resumed_elsewhere_gives_the_same_hash(
         command(out, *arguments, ranks=before), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     wait_for_step(out, 17)
-    for pid in ranks_of(out):
+    for pid in ranks_of(running).values():
         os.kill(pid, signal.SIGKILL)
     running.communicate(timeout=30)
     assert running.returncode != 0
@@ -121,19 +121,6 @@ def wait_for_step(out, step):
     raise AssertionError("the run did not get that far")
 
 
-def ranks_of(out):
-    """Find the processes that work in a run folder."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"syncline.cli.worker" in words and str(out).encode() in words:
-            found.append(int(pid))
-    return found
-
-
 @pytest.mark.timeout(180)
 def test_one_killed_rank_is_named_and_the_way_on_is_shown(tmp_path):
     out = tmp_path / "run"
@@ -142,9 +129,9 @@ def test_one_killed_rank_is_named_and_the_way_on_is_shown(tmp_path):
         command(out, *arguments, ranks=3), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     wait_for_step(out, 12)
-    victim = max(ranks_of(out))
+    ranks = ranks_of(running)
     killed_at = time.monotonic()
-    os.kill(victim, signal.SIGKILL)
+    os.kill(ranks[2], signal.SIGKILL)
     _, text = running.communicate(timeout=30)
     assert time.monotonic() - killed_at < 5.0
     assert running.returncode == 1
@@ -153,7 +140,7 @@ def test_one_killed_rank_is_named_and_the_way_on_is_shown(tmp_path):
     assert len(named) == 2, "each of the two others names it, once"
     assert len({line.split(": ", 1)[1] for line in named}) == 1
     assert any("--resume" in line for line in lines)
-    assert ranks_of(out) == []
+    assert are_gone(ranks)
 
 
 def test_the_plain_loop_with_the_published_seeds_gives_the_same_hash(tmp_path):

@@ -1,6 +1,9 @@
-"""`syncline train` in forked ranks: without the seconds that loading torch takes each of them."""
+"""`syncline train` in ranks forked from the test itself, and the ranks of one that was started."""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 from ranks import run_ranks
 from syncline.config import read_job
@@ -16,3 +19,15 @@ def train_forked(job_file, out, *sets, ranks=1, trace=None, resume=False):
         return train(job, out, resume, SilentProgress(), trace).to_json_dict()
 
     return run_ranks(ranks, work)[0]
+
+
+def ranks_of(launcher):
+    """Return the processes of a running `syncline train` by rank, as the kernel knows them."""
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    names = {int(pid): Path(f"/proc/{pid}/comm").read_text().strip() for pid in children}
+    return {int(name.removeprefix("syncline:")): pid for pid, name in names.items()}
+
+
+def are_gone(ranks):
+    """Tell whether none of these processes is left, not even as a zombie."""
+    return not any(os.path.exists(f"/proc/{pid}") for pid in ranks.values())

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+import torch._dynamo  # the first optimizer loads it: here that is before ranks are forked
 from torch import nn
 from torch.nn import functional
 

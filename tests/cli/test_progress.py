@@ -46,7 +46,6 @@ def test_only_rank_0_shows_anything():
     assert isinstance(progress_for(0, io.StringIO()), LineProgress)
     assert isinstance(progress_for(0, Terminal()), BarProgress)
     assert isinstance(progress_for(1, Terminal()), SilentProgress)
-    assert isinstance(progress_for(0, Terminal(), quiet=True), SilentProgress)
 
 
 def test_plain_lines_are_the_first_step_the_last_and_one_every_few_seconds():

@@ -31,9 +31,24 @@ def up(name):
 """
 
 
-def run(code: str, ranks: int, folder: Path, **settings: object) -> Outcome:
-    command = [sys.executable, "-c", PRELUDE + code]
-    return launch(command, ranks, extra_env={"FOLDER": str(folder)}, **settings)  # type: ignore[arg-type]
+@pytest.fixture(params=["started", "forked"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Every promise holds for programs that are started and for functions that are forked."""
+    return str(request.param)
+
+
+@pytest.fixture
+def run(kind: str, tmp_path: Path) -> Callable[..., Outcome]:
+    def run(code: str, ranks: int, **settings: object) -> Outcome:
+        return launch(work(kind, code), ranks, extra_env={"FOLDER": str(tmp_path)}, **settings)  # type: ignore[arg-type]
+
+    return run
+
+
+def work(kind: str, code: str) -> list[str] | Callable[[], None]:
+    if kind == "started":
+        return [sys.executable, "-c", PRELUDE + code]
+    return lambda: exec(PRELUDE + code, {})
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
@@ -57,7 +72,7 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def launcher(tmp_path: Path, kind: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start a launcher in a process of its own: signals are for it alone."""
     started: list[subprocess.Popen[str]] = []
 
@@ -69,8 +84,9 @@ def launcher(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
             # are ignored down to every child.
             "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
             "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-            f"command = [sys.executable, '-c', {PRELUDE + code!r}]\n"
-            f"sys.exit(launch(command, {ranks}, {settings}).exit_code)\n"
+            f"code = {PRELUDE + code!r}\n"
+            f"works = dict(started=[sys.executable, '-c', code], forked=lambda: exec(code, {{}}))\n"
+            f"sys.exit(launch(works[{kind!r}], {ranks}, {settings}).exit_code)\n"
         )
         process = subprocess.Popen(
             [sys.executable, "-c", program],
@@ -89,11 +105,11 @@ def launcher(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
             process.stderr.close()
 
 
-def test_ranks_get_their_place_a_key_and_their_threads(tmp_path):
+def test_ranks_get_their_place_a_key_and_their_threads(run, tmp_path):
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
     names += ["SYNCLINE_KEY", "SYNCLINE_JOB", "OMP_NUM_THREADS"]
     code = f"(folder / rank).write_text(json.dumps({{n: os.environ[n] for n in {names}}}))"
-    assert run(code, 2, tmp_path, threads=3) == Outcome((0, 0))
+    assert run(code, 2, threads=3) == Outcome((0, 0))
     first, second = (json.loads((tmp_path / rank).read_text()) for rank in "01")
     assert (first.pop("RANK"), second.pop("RANK")) == ("0", "1")
     assert (first.pop("LOCAL_RANK"), second.pop("LOCAL_RANK")) == ("0", "1")
@@ -104,23 +120,23 @@ def test_ranks_get_their_place_a_key_and_their_threads(tmp_path):
     assert first["OMP_NUM_THREADS"] == "3"
 
 
-def test_two_launches_share_neither_key_nor_job(tmp_path):
+def test_two_launches_share_neither_key_nor_job(run, tmp_path):
     code = "(folder / 'x').open('a').write(os.environ['SYNCLINE_KEY'] + os.environ['SYNCLINE_JOB'])"
-    run(code, 1, tmp_path)
+    run(code, 1)
     first = (tmp_path / "x").read_text()
-    run(code, 1, tmp_path)
+    run(code, 1)
     second = (tmp_path / "x").read_text()[len(first) :]
     assert first[:64] != second[:64]
     assert first[64:] != second[64:]
 
 
-def test_ranks_have_no_stdin(tmp_path):
-    assert run("sys.exit(sys.stdin.read() != '')", 1, tmp_path) == Outcome((0,))
+def test_ranks_have_no_stdin(run):
+    assert run("sys.exit(os.read(0, 1) != b'')", 1) == Outcome((0,))
 
 
-def test_stdout_can_be_sent_elsewhere(tmp_path):
+def test_stdout_can_be_sent_elsewhere(run, tmp_path):
     with (tmp_path / "out").open("w") as file:
-        run("print('hello', rank)", 2, tmp_path, stdout=file.fileno())
+        run("os.write(1, f'hello {rank}\\n'.encode())", 2, stdout=file.fileno())
     assert sorted((tmp_path / "out").read_text().split("\n")) == ["", "hello 0", "hello 1"]
 
 
@@ -142,17 +158,17 @@ def test_the_end_of_a_rank_in_words():
     assert describe_end(0, -99) == "rank 0 was killed by signal 99 (exit status -99)"
 
 
-def test_a_failing_rank_gets_one_line_and_the_others_none(tmp_path, capfd):
-    assert run("sys.exit(3 if rank == '1' else 0)", 3, tmp_path) == Outcome((0, 3, 0))
+def test_a_failing_rank_gets_one_line_and_the_others_none(run, capfd):
+    assert run("sys.exit(3 if rank == '1' else 0)", 3) == Outcome((0, 3, 0))
     assert capfd.readouterr().err == "syncline: rank 1 ended with status 3\n"
 
 
-def test_bad_input_was_said_by_the_rank_itself(tmp_path, capfd):
-    assert run("sys.exit(2 if rank == '1' else 0)", 3, tmp_path) == Outcome((0, 2, 0))
+def test_bad_input_was_said_by_the_rank_itself(run, capfd):
+    assert run("sys.exit(2 if rank == '1' else 0)", 3) == Outcome((0, 2, 0))
     assert capfd.readouterr().err == ""
 
 
-def test_when_one_rank_is_killed_the_others_live_on(tmp_path, capfd):
+def test_when_one_rank_is_killed_the_others_live_on(run, tmp_path, capfd):
     code = """
 up("up")
 if rank == "1":
@@ -161,15 +177,15 @@ if rank == "1":
 time.sleep(0.7)
 up("lived")
 """
-    assert run(code, 3, tmp_path) == Outcome((0, -9, 0))
+    assert run(code, 3) == Outcome((0, -9, 0))
     assert sorted(path.name for path in tmp_path.glob("lived.*")) == ["lived.0", "lived.2"]
     assert capfd.readouterr().err == ("syncline: rank 1 was killed by SIGKILL (exit status -9)\n")
 
 
-def test_the_others_are_stopped_when_they_do_not_end_after_a_failure(tmp_path, capfd):
+def test_the_others_are_stopped_when_they_do_not_end_after_a_failure(run, capfd):
     code = "sys.exit(1) if rank == '1' else time.sleep(60)"
     began_s = time.monotonic()
-    assert run(code, 3, tmp_path, after_failure_s=0.3) == Outcome((-15, 1, -15))
+    assert run(code, 3, after_failure_s=0.3) == Outcome((-15, 1, -15))
     assert time.monotonic() - began_s < 10
     assert capfd.readouterr().err == (
         "syncline: rank 1 ended with status 1\n"
@@ -177,12 +193,12 @@ def test_the_others_are_stopped_when_they_do_not_end_after_a_failure(tmp_path, c
     )
 
 
-def test_a_strategy_that_survives_a_death_has_all_the_time_it_wants(tmp_path):
+def test_a_strategy_that_survives_a_death_has_all_the_time_it_wants(run):
     code = "sys.exit(1) if rank == '1' else time.sleep(0.8)"
-    assert run(code, 2, tmp_path, after_failure_s=None) == Outcome((0, 1))
+    assert run(code, 2, after_failure_s=None) == Outcome((0, 1))
 
 
-def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(tmp_path, capfd):
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(run, capfd):
     code = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 up("up")
@@ -191,18 +207,18 @@ if rank == "1":
     sys.exit(1)
 time.sleep(60)
 """
-    assert run(code, 2, tmp_path, after_failure_s=0.1, grace_s=0.3) == Outcome((-9, 1))
+    assert run(code, 2, after_failure_s=0.1, grace_s=0.3) == Outcome((-9, 1))
     assert "killing rank 0: no end within 0.3 s of SIGTERM" in capfd.readouterr().err
 
 
-def test_what_a_killed_rank_started_goes_with_it(tmp_path):
+def test_what_a_killed_rank_started_goes_with_it(run, tmp_path):
     code = """
 import subprocess
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 (folder / "child").write_text(str(child.pid))
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    assert run(code, 1, tmp_path) == Outcome((-9,))
+    assert run(code, 1) == Outcome((-9,))
     child = int((tmp_path / "child").read_text())
     wait_for(lambda: is_gone(child))
 
@@ -281,9 +297,9 @@ def test_the_launcher_sleeps_while_it_waits(launcher, tmp_path):
     assert watched.num_ctx_switches().voluntary - before < 10
 
 
-def test_signals_are_as_before_after_a_launch(tmp_path):
+def test_signals_are_as_before_after_a_launch(run):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    run("", 1, tmp_path)
+    run("", 1)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
@@ -294,20 +310,20 @@ def test_a_command_that_cannot_be_started_leaves_nothing_open(tmp_path):
     assert psutil.Process().num_fds() == before
 
 
-def test_no_descriptor_is_left_open_after_a_launch(tmp_path):
-    run("", 1, tmp_path)
+def test_no_descriptor_is_left_open_after_a_launch(run):
+    run("", 1)
     before = psutil.Process().num_fds()
-    run("", 3, tmp_path)
+    run("", 3)
     assert psutil.Process().num_fds() == before
 
 
-def test_a_port_in_use_is_refused(tmp_path):
+def test_a_port_in_use_is_refused(run):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError) as caught:
-            run("", 1, tmp_path, port=port)
+            run("", 1, port=port)
     assert str(caught.value) == (
         f"port: got {port} (address already in use), but rank 0 listens on it."
         " Choose another port, or none: a free one is found."
@@ -315,14 +331,43 @@ def test_a_port_in_use_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
-def test_a_number_that_is_no_port_is_refused(tmp_path, port):
+def test_a_number_that_is_no_port_is_refused(run, port):
     with pytest.raises(ConfigError, match=f"port: got {port}, but a port lies between 1 and 65535"):
-        run("", 1, tmp_path, port=port)
+        run("", 1, port=port)
 
 
-def test_a_given_port_reaches_the_ranks(tmp_path):
+def test_a_given_port_reaches_the_ranks(run):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     code = f"sys.exit(os.environ['MASTER_PORT'] != '{port}')"
-    assert run(code, 1, tmp_path, port=port) == Outcome((0,))
+    assert run(code, 1, port=port) == Outcome((0,))
+
+
+def test_a_forked_rank_has_a_name_and_nothing_of_the_launcher_s(tmp_path):
+    code = """
+held = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+name = pathlib.Path("/proc/self/comm").read_text().strip()
+(folder / rank).write_text(json.dumps([name, held]))
+"""
+    extra_env = {"FOLDER": str(tmp_path)}
+    before = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+    assert launch(work("forked", code), 3, extra_env=extra_env) == Outcome((0, 0, 0))
+    for rank in "012":
+        name, held = json.loads((tmp_path / rank).read_text())
+        assert name == f"syncline:{rank}"
+        # The folder of descriptors is itself open while it is read, and its name is the process's.
+        mine = {path.split("/fd/")[-1] for path in held} - {
+            path.split("/fd/")[-1] for path in before
+        }
+        assert not [name for name in mine if ":" in name], "sockets, pidfds or an epoll"
+
+
+def test_a_forked_rank_that_raises_says_where_and_ends_with_1(capfd):
+    def fail() -> None:
+        raise ZeroDivisionError("a bug")
+
+    assert launch(fail, 1) == Outcome((1,))
+    said = capfd.readouterr().err
+    assert "ZeroDivisionError: a bug" in said
+    assert said.endswith("syncline: rank 0 ended with status 1\n")

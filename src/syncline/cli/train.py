@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from syncline import data, models
 from syncline.cli import folder as folders
 from syncline.cli.output import debug_option, say
 from syncline.cli.run import check_ranks
-from syncline.cli.worker import work
+from syncline.cli.worker import load, work
 from syncline.config import Job, job_to_toml, read_job
 from syncline.errors import ConfigError
 from syncline.files import check_can_be_written
@@ -103,9 +105,8 @@ def train(
         done = work(job, folder, resume=resume, trace=trace)
         summary = folders.finite(done.to_json_dict())
     else:
-        options = ["--resume"] * resume + ["--debug"] * debug
-        options += ["--trace", str(trace)] if trace is not None else []
-        summary = _launch(job_file, job, folder, options, as_json=as_json)
+        as_rank = functools.partial(work, job, folder, resume=resume, trace=trace)
+        summary = _launch(job_file, job, folder, as_rank, as_json=as_json)
     if world.rank == 0:
         _print(summary, folder, as_json)
 
@@ -155,13 +156,14 @@ def _ranks(job: Job, ranks: int | None, world: World) -> int:
 
 
 def _launch(
-    job_file: Path, job: Job, folder: Path, options: list[str], *, as_json: bool
+    job_file: Path, job: Job, folder: Path, as_rank: Callable[[], object], *, as_json: bool
 ) -> dict[str, Any]:
-    command = [sys.executable, "-m", "syncline.cli.worker", str(folder), *options]
     # stdout belongs to the one JSON object: whatever a rank prints goes to stderr then.
     stdout = sys.stderr.fileno() if as_json else None
     go_on = job.strategy.name in GO_ON
-    outcome = launch(command, job.run.ranks, threads=job.run.threads, stdout=stdout, go_on=go_on)
+    threads = job.run.threads
+    load(threads)
+    outcome = launch(as_rank, job.run.ranks, threads=threads, stdout=stdout, go_on=go_on)
     if outcome.exit_code:
         if outcome.exit_code != 2 and folders.has_checkpoint(folder):
             again = f"syncline train {shlex.quote(str(job_file))} --out {shlex.quote(str(folder))}"

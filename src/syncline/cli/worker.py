@@ -1,20 +1,21 @@
-"""One rank of `syncline train`: `python -m syncline.cli.worker RUN_FOLDER [options]`.
+"""One rank of `syncline train`.
 
-Started by the launcher; under torchrun `syncline train` calls `work` itself. A rank that fails
-names itself in one line and leaves at once, without waiting for threads that are stuck in C++.
+Our launcher forks ranks that call `work`; under torchrun `syncline train` calls it itself. A rank
+that fails names itself in one line and leaves at once, without waiting for threads that are stuck
+in C++.
 """
 
 from __future__ import annotations
 
-import argparse
+import gc
+import os
 import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from syncline.cli.folder import JOB
-from syncline.cli.output import report, say, show_tracebacks
-from syncline.config import Job, read_job
+from syncline.cli.output import report, say
+from syncline.config import Job
 from syncline.errors import RankFailed, SynclineError
 from syncline.launch.env import read_world
 from syncline.launch.signals import end_promptly, leave
@@ -24,16 +25,25 @@ if TYPE_CHECKING:
     from syncline.train import Summary
 
 
-def work(
-    job: Job, folder: Path, *, resume: bool, trace: Path | None = None, quiet: bool = False
-) -> Summary:
+def load(threads: int) -> None:
+    """Load what every rank needs, once, in the process that ranks are forked from."""
+    # Read when the libraries are loaded; and a thread of theirs would not survive the fork.
+    os.environ |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    import syncline.train  # noqa: F401
+
+    # A collection in a rank would write to every object that is there, and copy its page.
+    gc.collect()
+    gc.freeze()
+
+
+def work(job: Job, folder: Path, *, resume: bool, trace: Path | None = None) -> Summary:
     """Train as the rank the environment says. Returns only if all went well."""
     world = read_world()
     rank = world.rank
-    progress = progress_for(rank, sys.stderr, quiet)
+    progress = progress_for(rank, sys.stderr)
     end_promptly(progress.close)
     try:
-        # Here, not above: torch takes seconds, and the launching process does without.
+        # Here, not above: torch takes seconds, which nobody waits for with a wrong key in the job.
         from syncline.train import train
 
         summary = train(job, folder, resume, progress, trace)
@@ -52,24 +62,3 @@ def work(
         leave(1)
     progress.close()
     return summary
-
-
-def main() -> None:
-    """Read the job from the run folder and train."""
-    parser = argparse.ArgumentParser(prog="python -m syncline.cli.worker")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--trace", type=Path, help="write when each rank did what")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-    parser.add_argument("--debug", action="store_true")
-    given = parser.parse_args()
-    show_tracebacks(given.debug)
-    try:
-        job = read_job(given.folder / JOB)
-    except SynclineError as error:
-        sys.exit(report(error))
-    work(job, given.folder, resume=given.resume, trace=given.trace, quiet=given.quiet)
-
-
-if __name__ == "__main__":
-    main()

@@ -189,6 +189,7 @@ class SharedWindow(ServedWindow):
         # each reader, 1 + the slot that it is reading.
         self._row = 1 + self._size
         self._board = memoryview(comm.star.segment(8 * self._size * self._row)).cast("q")
+        self._is_blocked = False
         self._number = len(self._office.windows)
         self._office.windows.append(self)
 
@@ -198,9 +199,12 @@ class SharedWindow(ServedWindow):
         spare = version % 2
         deadline = time.monotonic() + _READ_S
         while spare + 1 in self._readers(at):
-            if time.monotonic() > deadline:
-                return  # somebody fell asleep over it: the version before stays
+            if self._is_blocked or time.monotonic() > deadline:
+                # Somebody fell asleep over it: the version before stays, and next time we know.
+                self._is_blocked = True
+                return
             time.sleep(0.0005)
+        self._is_blocked = False
         self._slots[spare].mine.copy_(values)
         self._board[at] = version
 

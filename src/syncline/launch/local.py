@@ -1,9 +1,10 @@
 """The small launcher: N ranks on this machine, and what becomes of them.
 
-torchrun ends everybody when one rank dies. Here the others live on: peers end by themselves when
-the library tells them, and strategies that survive a death go on. The promises: Ctrl-C and SIGTERM
-stop every rank (SIGTERM, after a grace SIGKILL); nothing survives the launcher, even if it is
-killed with SIGKILL; each rank that ended badly gets one line on stderr.
+A rank is a program that is started afresh, or a fork of this process, which has loaded what all
+ranks need. torchrun ends everybody when one rank dies. Here the others live on: peers end by
+themselves when the library tells them, and strategies that survive a death go on. The promises:
+Ctrl-C and SIGTERM stop every rank (SIGTERM, after a grace SIGKILL); nothing survives the launcher,
+even if it is killed with SIGKILL; each rank that ended badly gets one line on stderr.
 
 The launcher sleeps until a rank ends, a signal arrives or a deadline passes; it never polls.
 """
@@ -11,7 +12,6 @@ The launcher sleeps until a rank ends, a signal arrives or a deadline passes; it
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import functools
 import os
@@ -29,8 +29,8 @@ from types import FrameType
 
 from syncline.errors import ConfigError
 from syncline.launch.env import rank_environment
+from syncline.launch.forked import Forked, dying_with_parent
 
-_PR_SET_PDEATHSIG = 1
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -54,7 +54,7 @@ class Outcome:
 
 
 def launch(
-    command: Sequence[str],
+    work: Sequence[str] | Callable[[], object],
     ranks: int,
     *,
     threads: int = 1,
@@ -65,7 +65,10 @@ def launch(
     go_on: bool = False,
     stdout: int | None = None,
 ) -> Outcome:
-    """Run `command` as ranks 0 to `ranks - 1` and wait for all of them.
+    """Run `work` as ranks 0 to `ranks - 1` and wait for all of them.
+
+    A command is started on every rank; a function is called in a fork of this process for each,
+    which saves them loading what is loaded here (seconds, for torch).
 
     After the first rank that ends badly the others have `after_failure_s` to end by themselves
     (None: as long as they like), then they are stopped. With `go_on` they are not, and all is well
@@ -84,21 +87,15 @@ def launch(
         job=secrets.token_hex(8),
         threads=threads,
     )
-    die_with_parent = _dying_with_parent()
     watch = _Watch(grace_s, None if go_on else after_failure_s)
     with _signals_to(watch.signals):
         try:
             for rank in range(ranks):
-                watch.add(
-                    subprocess.Popen(
-                        command,
-                        env=environment(rank) | dict(extra_env or {}),
-                        stdin=subprocess.DEVNULL,
-                        stdout=stdout,
-                        process_group=0,
-                        preexec_fn=die_with_parent,
-                    )
-                )
+                environ = environment(rank) | dict(extra_env or {})
+                if callable(work):
+                    watch.add(Forked(work, rank, environ, stdout, watch.forget))
+                else:
+                    watch.add(_started(work, environ, stdout))
             return dataclasses.replace(watch.until_all_ended(), goes_on=go_on)
         finally:
             watch.close()
@@ -118,13 +115,26 @@ def describe_end(rank: int, status: int) -> str:
     return f"rank {rank} ended with status {status}"
 
 
+def _started(
+    command: Sequence[str], environ: Mapping[str, str], stdout: int | None
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        process_group=0,
+        preexec_fn=dying_with_parent(),
+    )
+
+
 class _Watch:
     """The ranks that were started, and the wait for their ends."""
 
     def __init__(self, grace_s: float, after_failure_s: float | None) -> None:
         self.grace_s = grace_s
         self.after_failure_s = after_failure_s
-        self.ranks: list[subprocess.Popen[bytes]] = []
+        self.ranks: list[subprocess.Popen[bytes] | Forked] = []
         self.statuses: dict[int, int] = {}
         self.stopped_by: signal.Signals | None = None
         self.is_stopping = False
@@ -135,7 +145,7 @@ class _Watch:
         heard.setblocking(False)
         self.selector.register(heard, selectors.EVENT_READ)
 
-    def add(self, process: subprocess.Popen[bytes]) -> None:
+    def add(self, process: subprocess.Popen[bytes] | Forked) -> None:
         self.ranks.append(process)
         # Readable once the process has ended, and never another process's: unlike a bare pid.
         pidfd = os.pidfd_open(process.pid)
@@ -161,8 +171,11 @@ class _Watch:
         for rank, process in enumerate(self.ranks):
             if rank not in self.statuses:
                 process.wait()
+        self.forget()
+
+    def forget(self) -> None:
+        """Close what is open here and touch no rank: a forked rank does so with its copy."""
         for key in list(self.selector.get_map().values()):
-            self.selector.unregister(key.fileobj)
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
             else:
@@ -265,20 +278,6 @@ def _signals_to(end: socket.socket) -> Iterator[None]:
         signal.set_wakeup_fd(old_fd)
         for number, old in before.items():
             signal.signal(number, old)
-
-
-def _dying_with_parent() -> Callable[[], None]:
-    """Return what a fresh child runs before its program: ask the kernel to be killed with us."""
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    parent = os.getpid()
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        # The parent may have died before the request: then nobody will send the signal.
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask
 
 
 def _checked(port: int) -> int:

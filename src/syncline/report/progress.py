@@ -51,9 +51,9 @@ class Progress(Protocol):
         """Leave the terminal as it was found. Also after an error; twice does no harm."""
 
 
-def progress_for(rank: int, stream: TextIO, quiet: bool = False) -> Progress:
+def progress_for(rank: int, stream: TextIO) -> Progress:
     """Choose what this rank shows on `stream`: only rank 0 shows anything."""
-    if rank != 0 or quiet:
+    if rank != 0:
         return SilentProgress()
     return BarProgress(stream) if stream.isatty() else LineProgress(stream)
 
