@@ -48,6 +48,7 @@ def test_an_updater_that_is_killed_in_the_middle_leaves_the_old_or_the_new_versi
     def work():
         rank = syncline.init(comm=kind)
         session = current_session()
+        session.comm.barrier()
         session.control.tolerate(range(1, 6))
         served = []
 
@@ -80,7 +81,12 @@ def test_a_frozen_peer_costs_only_what_is_done_with_it(kind, tmp_path):
     def work():
         rank = syncline.init(comm=kind)
         comm = current_session().comm
-        window = comm.window(8, torch.float32, {"add": lambda call: int(call.note) + 1})
+        told = []
+        functions = {
+            "add": lambda call: int(call.note) + 1,
+            "tell": lambda call: told.append(1) or 0,
+        }
+        window = comm.window(8, torch.float32, functions)
         window.publish(torch.full((8,), float(rank)))
         comm.barrier()
         if rank == 2:
@@ -95,9 +101,9 @@ def test_a_frozen_peer_costs_only_what_is_done_with_it(kind, tmp_path):
         seen = reading.values.tolist()
         reading.release()
         was_over = to_frozen.is_over()
-        # Both are through before the third wakes up.
-        window.call(1 - rank, "add", note=b"0").wait()
-        if rank == 0:
+        window.call(0, "tell").wait()
+        if rank == 0:  # both are through before the third wakes up
+            window.until(lambda: len(told) == 2, lambda: "waits for the other")
             os.kill(pid, signal.SIGCONT)
         answer = to_frozen.wait()
         comm.barrier()
@@ -148,7 +154,10 @@ def test_a_reader_that_falls_asleep_costs_the_publisher_one_short_wait(tmp_path)
             comm.barrier()
             comm.barrier()
             again = window.get(0)
-            return [found, again.wait(), again.values.tolist()]
+            after = [found, again.wait(), again.values.tolist()]
+            again.release()
+            comm.barrier()
+            return after
         pid = frozen(tmp_path)
         started = time.monotonic()
         for version in range(2, 52):
@@ -157,6 +166,7 @@ def test_a_reader_that_falls_asleep_costs_the_publisher_one_short_wait(tmp_path)
         os.kill(pid, signal.SIGCONT)
         comm.barrier()
         window.publish(torch.full((8,), 100.0))
+        comm.barrier()
         comm.barrier()
         return took_s
 
