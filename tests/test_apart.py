@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -30,8 +28,8 @@ from syncline.strategies import (
     make_strategy,
 )
 from syncline.workload import derive
-from training import are_gone, ranks_of, train_forked
-from worlds import cluster, untraced
+from training import are_gone, ranks_of, start_training, train_forked
+from worlds import cluster
 
 pytestmark = pytest.mark.processes
 
@@ -199,22 +197,13 @@ def test_a_real_and_a_virtual_run_exchange_as_often_and_as_much(name, tmp_path):
 def test_the_others_finish_when_a_rank_is_killed(name, rank, tmp_path):
     folder = tmp_path / "run"
     segments = set(Path("/dev/shm").iterdir())
-    running = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "syncline", "train", str(DIGITS), "--ranks", "3", "--json"),
-            *("--out", str(folder), "--set", f"strategy.name={name}"),
-            *("--set", "strategy.shards=", "--set", "data.batch=48", "--set", "run.epochs=12"),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=untraced(),
-    )
+    sets = (f"strategy.name={name}", "strategy.shards=", "data.batch=48", "run.epochs=12")
+    running = start_training(DIGITS, folder, *sets, ranks=3)
     metrics = folder / "metrics.jsonl"
     deadline = time.monotonic() + 60
     while not (metrics.exists() and metrics.read_text().count("\n") >= 40):
         assert time.monotonic() < deadline, "no progress"
-        assert running.poll() is None, running.stderr.read()
+        assert running.poll() is None, running.communicate()
         time.sleep(0.02)
     ranks = ranks_of(running)
     os.kill(ranks[rank], signal.SIGKILL)
@@ -234,22 +223,18 @@ def test_the_others_finish_when_a_rank_is_killed(name, rank, tmp_path):
 
 @pytest.mark.slow
 def test_a_job_may_have_dedicated_servers_and_lose_a_worker(tmp_path):
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "syncline", "train", str(DIGITS), "--ranks", "4", "--json"),
-            *("--out", str(tmp_path / "run"), "--set", "strategy.name=server"),
-            *("--set", "strategy.server.servers=1", "--set", "strategy.shards="),
-            *("--set", "data.batch=48", "--set", "run.steps=60", "--set", "run.evaluate_every=30"),
-            *("--set", "optimizer.lr=0.01", "--set", "optimizer.momentum=0.5"),
-            *("--set", 'faults=[{rank=1, step=40, kind="death"}]'),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=untraced(),
+    started = start_training(
+        DIGITS,
+        tmp_path / "run",
+        *("strategy.name=server", "strategy.server.servers=1", "strategy.shards="),
+        *("data.batch=48", "run.steps=60", "run.evaluate_every=30"),
+        *("optimizer.lr=0.01", "optimizer.momentum=0.5"),
+        'faults=[{rank=1, step=40, kind="death"}]',
+        ranks=4,
     )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    out, said = started.communicate()
+    assert started.returncode == 0, said
+    found = json.loads(out)
     assert list(found["gone"]) == ["1"]
     assert found["shards"] == 3
     assert 1.0 < found["strategy"]["mean_staleness"] < 2.5
@@ -276,25 +261,14 @@ def test_a_run_goes_on_with_what_each_rank_had(name, tmp_path):
 
 
 def test_a_dead_server_ends_the_run_with_a_checkpoint_to_go_on_from(tmp_path):
-    folder = tmp_path / "run"
-    arguments = [
-        *(sys.executable, "-m", "syncline", "train", str(DIGITS), "--ranks", "2", "--json"),
-        *("--out", str(folder), "--set", "strategy.name=server", "--set", "run.steps=40"),
-        *("--set", "run.checkpoint_every=10"),
-    ]
-    fault = ["--set", 'faults=[{rank=1, step=25, kind="death"}]']
-    died = subprocess.run(
-        [*arguments, *fault], capture_output=True, text=True, timeout=60, env=untraced()
-    )
-    assert died.returncode != 0
-    assert "rank 1 died at step 2" in died.stderr, died.stderr
-    assert "to go on from the last checkpoint" in died.stderr
-    resumed = subprocess.run(
-        [*arguments, "--resume"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=untraced(),
-    )
-    assert resumed.returncode == 0, resumed.stderr
-    assert json.loads(resumed.stdout)["resumed_at"] == 20
+    sets = ["strategy.name=server", "run.steps=40", "run.checkpoint_every=10"]
+    fault = 'faults=[{rank=1, step=25, kind="death"}]'
+    died = start_training(DIGITS, tmp_path / "run", *sets, fault, ranks=2)
+    _, said = died.communicate()
+    assert died.returncode == 1
+    assert "rank 1 died at step 2" in said
+    assert "to go on from the last checkpoint" in said
+    resumed = start_training(DIGITS, tmp_path / "run", *sets, ranks=2, more=["--resume"])
+    out, said = resumed.communicate()
+    assert resumed.returncode == 0, said
+    assert json.loads(out)["resumed_at"] == 20

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from syncline.sim.faults import Conditions, Fault, Jitter
@@ -10,7 +12,7 @@ from syncline.strategies import STRATEGIES
 from worlds import cluster, workload
 
 every_strategy = pytest.mark.parametrize("strategy", sorted(STRATEGIES))
-every_size = pytest.mark.parametrize("ranks", [2, 3, 4, 8, 64])
+every_size = pytest.mark.parametrize("ranks", [2, 3, 4, 8, 32])
 
 LAYERS = [(4096, 0.01, 0.02), (256, 0.0, 0.0), (65536, 0.03, 0.05), (1024, 0.01, 0.01)]
 STEPS = 4
@@ -29,10 +31,9 @@ def test_every_rank_takes_every_step_whatever_the_jitter(strategy, ranks):
         faults=(Fault(rank=ranks - 1, step=1, kind="slow", factor=10.0),),
     )
     outcome = run(strategy, ranks, conditions=jitter)
-    for rank in range(ranks):
-        for kind in ("forward", "backward", "reduce", "gather"):
-            steps = [t.step for t in outcome.trace.tasks if (t.rank, t.kind) == (rank, kind)]
-            assert sorted(set(steps)) == list(range(STEPS)), (rank, kind)
+    kinds = ("forward", "backward", "reduce", "gather")
+    done = {(t.rank, t.kind, t.step) for t in outcome.trace.tasks if t.kind in kinds}
+    assert done == set(itertools.product(range(ranks), kinds, range(STEPS)))
 
 
 @every_strategy

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import pytest
 
+from command import Started
 from training import ranks_of
 from worlds import untraced
 
@@ -65,16 +66,10 @@ class Trial:
 
     def run(self, *arguments: str, env: dict[str, str] | None = None, timeout_s: float = 60) -> str:
         """Run `syncline ARGUMENTS`; return what it said and its exit code."""
-        done = subprocess.run(
-            [sys.executable, "-m", "syncline", *arguments],
-            cwd=self.folder,
-            env=clean_environment() | (env or {}),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-        )
-        return self.said(done.stderr, done.returncode)
+        environ = clean_environment() | (env or {})
+        started = Started(*arguments, cwd=self.folder, env=environ, traced=False)
+        _, said = started.communicate(timeout_s)
+        return self.said(said, started.returncode)
 
     def train(self, *sets: str, more: tuple[str, ...] = ()) -> str:
         words = [word for one in sets for word in ("--set", one)]
@@ -317,24 +312,12 @@ def _(trial: Trial) -> str:
 def disturbed_run(trial: Trial, number: int, *sets: str) -> str:
     """Send a signal to one rank of a run that is under way."""
     words = [word for one in ("run.steps=100000", *sets) for word in ("--set", one)]
-    started = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "syncline",
-            "train",
-            "job.toml",
-            "--ranks",
-            "3",
-            "--out",
-            "run",
-            *words,
-        ],
+    where = ("--ranks", "3", "--out", "run")
+    started = Started(
+        *("train", "job.toml", *where, *words),
         cwd=trial.folder,
         env=clean_environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
+        traced=False,
     )
     metrics = trial.folder / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 40

@@ -24,8 +24,7 @@ from syncline.train import (
     learning_rate,
     load_data,
 )
-from training import are_gone, ranks_of, train_forked
-from worlds import untraced
+from training import are_gone, ranks_of, start_training, train_forked
 
 ROOT = Path(__file__).parent.parent
 DIGITS = ROOT / "examples" / "digits.toml"
@@ -33,27 +32,23 @@ DIGITS = ROOT / "examples" / "digits.toml"
 pytestmark = pytest.mark.processes
 
 
-def command(out, *arguments, ranks=1, job=DIGITS):
-    train = [sys.executable, "-m", "syncline", "train", str(job)]
-    return [*train, "--ranks", str(ranks), "--out", str(out), "--json", *arguments]
-
-
-def train(out, *arguments, ranks=1, job=DIGITS, status=0):
-    done = subprocess.run(
-        command(out, *arguments, ranks=ranks, job=job),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=None if ranks < 3 else untraced(),
-    )
-    assert done.returncode == status, done.stderr
-    return json.loads(done.stdout) if status == 0 else done.stderr
+def train(out, *sets, ranks=1, more=()):
+    started = start_training(DIGITS, out, *sets, ranks=ranks, more=more, traced=ranks < 3)
+    text, said = started.communicate()
+    assert started.returncode == 0, said
+    return json.loads(text)
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """Thirty undisturbed steps on one rank."""
-    return train(tmp_path_factory.mktemp("one") / "run", "--set", "run.steps=30")
+    """Thirty undisturbed steps on one rank, in a process that is started as a user's is."""
+    out = tmp_path_factory.mktemp("one") / "run"
+    command = [sys.executable, "-m", "syncline", "train", str(DIGITS), "--out", str(out), "--json"]
+    done = subprocess.run(
+        [*command, "--ranks", "1", "--set", "run.steps=30"], stdout=subprocess.PIPE, timeout=100
+    )
+    assert done.returncode == 0
+    return json.loads(done.stdout)
 
 
 @pytest.mark.timeout(180)
@@ -76,7 +71,7 @@ def test_the_promised_keys_are_in_the_json(reference):
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_any_number_of_ranks_gives_one_and_the_same_hash(tmp_path, reference, ranks):
     if ranks == 4:
-        found = train(tmp_path / "run", "--set", "run.steps=30", ranks=ranks)
+        found = train(tmp_path / "run", "run.steps=30", ranks=ranks)
     else:
         found = train_forked(DIGITS, tmp_path / "run", "run.steps=30", ranks=ranks)
     for key in ("weights_sha256", "loss", "accuracy", "test_loss"):
@@ -94,17 +89,14 @@ def test_killed_at_step_17_and_resumed_elsewhere_gives_the_same_hash(
     tmp_path, reference, before, after
 ):
     out = tmp_path / "run"
-    arguments = ["--set", "run.steps=30", "--set", "run.checkpoint_every=5"]
-    running = subprocess.Popen(
-        command(out, *arguments, ranks=before), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    sets = ["run.steps=30", "run.checkpoint_every=5"]
+    running = start_training(DIGITS, out, *sets, ranks=before)
     wait_for_step(out, 17)
     for pid in ranks_of(running).values():
         os.kill(pid, signal.SIGKILL)
-    running.communicate(timeout=30)
-    assert running.returncode != 0
+    assert running.wait(30) != 0
     assert not (out / "summary.json").exists()
-    found = train(out, *arguments, "--resume", ranks=after)
+    found = train(out, *sets, ranks=after, more=["--resume"])
     assert found["resumed_at"] in (15, 20, 25)
     assert found["weights_sha256"] == reference["weights_sha256"]
     text = (out / "metrics.jsonl").read_text()
@@ -124,10 +116,7 @@ def wait_for_step(out, step):
 @pytest.mark.timeout(180)
 def test_one_killed_rank_is_named_and_the_way_on_is_shown(tmp_path):
     out = tmp_path / "run"
-    arguments = ["--set", "run.epochs=500", "--set", "run.checkpoint_every=5"]
-    running = subprocess.Popen(
-        command(out, *arguments, ranks=3), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+    running = start_training(DIGITS, out, "run.epochs=500", "run.checkpoint_every=5", ranks=3)
     wait_for_step(out, 12)
     ranks = ranks_of(running)
     killed_at = time.monotonic()
@@ -135,7 +124,7 @@ def test_one_killed_rank_is_named_and_the_way_on_is_shown(tmp_path):
     _, text = running.communicate(timeout=30)
     assert time.monotonic() - killed_at < 5.0
     assert running.returncode == 1
-    lines = text.decode().splitlines()
+    lines = text.splitlines()
     named = [line for line in lines if "died at step" in line]
     assert len(named) == 2, "each of the two others names it, once"
     assert len({line.split(": ", 1)[1] for line in named}) == 1

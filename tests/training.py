@@ -1,10 +1,11 @@
-"""`syncline train` in ranks forked from the test itself, and the ranks of one that was started."""
+"""`syncline train` in tests: as a command, or its ranks alone."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from command import Started
 from ranks import run_ranks
 from syncline.config import read_job
 from syncline.report.progress import SilentProgress
@@ -19,6 +20,13 @@ def train_forked(job_file, out, *sets, ranks=1, trace=None, resume=False):
         return train(job, out, resume, SilentProgress(), trace).to_json_dict()
 
     return run_ranks(ranks, work)[0]
+
+
+def start_training(job_file, out, *sets, ranks=1, more=(), traced=False):
+    """Start `syncline train` with settings laid over a job."""
+    words = [word for one in sets for word in ("--set", one)]
+    where = ("--ranks", str(ranks), "--out", str(out), "--json")
+    return Started("train", str(job_file), *where, *words, *more, traced=traced)
 
 
 def ranks_of(launcher):

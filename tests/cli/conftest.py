@@ -1,14 +1,14 @@
-"""The command line in processes of its own, with a stand-in for training that needs no torch."""
+"""The command line in processes of its own, with a stand-in for training."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from command import Started
 
 JOB = """
 [model]
@@ -25,13 +25,9 @@ lr = 0.05
 steps = 30
 """
 
-# Found by every Python that is started: it puts a fake `syncline.train` in its place.
-# FAKE says what happens there.
-SITECUSTOMIZE = """
-import json, os, pathlib, signal, sys, time, types
-
-# In the background of a script it is ignored, and children inherit that.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+# Puts a fake `syncline.train` in its place. FAKE says what happens there.
+FAKE_TRAIN = """
+import json, os, pathlib, sys, time, types
 
 
 class Summary:
@@ -83,35 +79,27 @@ class Cli:
         self.folder = folder
         self.job = folder / "job.toml"
         self.job.write_text(JOB)
-        site = folder / "site"
-        site.mkdir()
-        (site / "sitecustomize.py").write_text(SITECUSTOMIZE)
         source = Path(__file__).parent.parent.parent / "src"
         launchers = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "MASTER_", "SLURM_", "SYNCLINE_")
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith(launchers)}
-        self.environ["PYTHONPATH"] = f"{site}:{source}"
+        self.environ["PYTHONPATH"] = str(source)
         # Wide enough for a path to stay on its line, and no colours.
         self.environ |= {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
-        self.started: list[subprocess.Popen[str]] = []
+        self.started: list[Started] = []
 
-    def start(
-        self, *arguments: str, prefix: list[str] | None = None, **environ: str
-    ) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [*(prefix or [sys.executable]), "-m", "syncline", *arguments],
+    def start(self, *arguments: str, **environ: str) -> Started:
+        process = Started(
+            *arguments,
             cwd=self.folder,
             env=self.environ | environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            first=lambda: exec(FAKE_TRAIN, {}),
         )
         self.started.append(process)
         return process
 
-    def __call__(self, *arguments: str, **settings: object) -> tuple[int, str, str]:
+    def __call__(self, *arguments: str, **environ: str) -> tuple[int | None, str, str]:
         """Run to the end; give the status, stdout and stderr."""
-        process = self.start(*arguments, **settings)  # type: ignore[arg-type]
+        process = self.start(*arguments, **environ)
         out, err = process.communicate(timeout=50)
         return process.returncode, out, err
 
@@ -121,5 +109,4 @@ def cli(tmp_path: Path) -> Iterator[Callable[..., tuple[int, str, str]]]:
     started = Cli(tmp_path)
     yield started
     for process in started.started:
-        with process:
-            process.kill()
+        process.kill()

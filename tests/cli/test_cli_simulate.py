@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from command import Started
 from syncline.perf.trace import Trace
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.toml"
 
 
 def simulate(*arguments, status=0):
-    done = subprocess.run(
-        [sys.executable, "-m", "syncline", "simulate", str(DIGITS), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == status, done.stderr
-    return done.stdout if status == 0 else done.stderr
+    started = Started("simulate", str(DIGITS), *arguments)
+    out, err = started.communicate()
+    assert started.returncode == status, err
+    return out if status == 0 else err
 
 
 def test_a_table_says_what_is_compared_with_what_and_the_trace_is_written(tmp_path):

@@ -18,7 +18,7 @@ import pytest
 from syncline.cli.folder import choose_folder
 from syncline.config import STRATEGIES, parse_job, read_job
 from syncline.perf.trace import Trace
-from training import train_forked
+from training import start_training, train_forked
 
 pytestmark = pytest.mark.processes
 
@@ -327,22 +327,21 @@ def test_ctrl_c_and_sigterm_end_a_run_quietly_and_leave_no_process(cli, tmp_path
 
 # -- traces ----------------------------------------------------------------------------------------
 
-SOURCE = Path(__file__).parent.parent.parent / "src"
 
-
-def trace_of_a_real_run(cli, tmp_path, *sets):
-    arguments = ["train", "job.toml", "--ranks", "2", "--trace", "run.trace", "--out", "run"]
-    # The real `syncline.train`, not the stand-in.
-    status, _, err = cli(*arguments, *sets, PYTHONPATH=str(SOURCE))
-    assert status == 0, err
-    return Trace.read(tmp_path / "run.trace")
+def trace_of_a_real_run(job_file, tmp_path, *sets):
+    path = tmp_path / "run.trace"
+    more = ("--trace", str(path))
+    started = start_training(job_file, tmp_path / "run", *sets, ranks=2, more=more, traced=True)
+    _, said = started.communicate()
+    assert started.returncode == 0, said
+    return Trace.read(path)
 
 
 @pytest.mark.slow
 def test_a_trace_holds_the_tasks_of_all_ranks_and_what_they_waited_for(cli, tmp_path):
     sets = ["run.steps=6", "data.samples=512", "strategy.bucket_bytes=300000"]
     sets += ["strategy.shards=4", "run.evaluate_every=2", "strategy.overlap=true"]
-    trace = trace_of_a_real_run(cli, tmp_path, *(f"--set={one}" for one in sets))
+    trace = trace_of_a_real_run(cli.job, tmp_path, *sets)
     by_id = {(task.rank, task.number): task for task in trace.tasks}
     assert len(by_id) == len(trace.tasks)
     buckets = {task.bucket for task in trace.tasks if task.kind == "reduce"}

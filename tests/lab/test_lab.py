@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import json
 import os
 import re
@@ -15,6 +17,7 @@ import pytest
 from benchmarks.wire import ideal_step_s
 from lab.network import PREFIX, Lab, LabError, lab_names, rate_bytes_per_s, why_not
 
+from command import Started
 from syncline import models
 from training import train_forked
 from worlds import untraced
@@ -195,14 +198,17 @@ steps = 4
 """
 
 
-def start(lab, job, folder, machines, ranks, *more):
+KEY = {"SYNCLINE_KEY": "ab" * 16}
+
+
+def torchrun(lab, job, folder, machines, ranks, *more):
     """Start `syncline train` under torchrun on the lab's first machines."""
     return lab.torchrun(
         ["-m", "syncline", "train", str(job), "--out", str(folder), "--json", *more],
         ranks=ranks,
         machines=range(machines),
         cwd=TOP,
-        environment={"SYNCLINE_KEY": "ab" * 16},
+        environment=KEY,
         inherit=untraced(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -210,12 +216,55 @@ def start(lab, job, folder, machines, ranks, *more):
     )
 
 
-def train(lab, job, folder, machines, ranks, *more):
+def srun(lab, job, folder, machines, ranks, *more):
+    """Start `syncline train` on the lab's first machines as Slurm would."""
+    common = {
+        "SLURM_NTASKS": str(machines * ranks),
+        "SLURM_NNODES": str(machines),
+        "SLURM_TASKS_PER_NODE": f"{ranks}(x{machines})",
+        "SLURM_JOB_ID": "17",
+        "SLURM_JOB_NODELIST": lab.address(0),
+    }
+    started = []
+    for rank in range(machines * ranks):
+        machine, local = divmod(rank, ranks)
+        place = {"SLURM_PROCID": rank, "SLURM_NODEID": machine, "SLURM_LOCALID": local}
+        started.append(
+            Started(
+                *("train", str(job), "--out", str(folder), "--json", *more),
+                env=os.environ | KEY | common | {key: str(value) for key, value in place.items()},
+                traced=False,
+                first=functools.partial(enter, lab.namespace(machine)),
+            )
+        )
+    return started
+
+
+def enter(namespace):
+    """Move this process to a machine of the lab."""
+    with open(f"/run/netns/{namespace}") as file:
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.setns(file.fileno(), 0) == 0, os.strerror(ctypes.get_errno())
+
+
+def train(start, lab, job, folder, machines, ranks, *more):
     """Train to the end; return what rank 0 wrote."""
     for started in start(lab, job, folder, machines, ranks, *more):
         _, errors = started.communicate(timeout=100)
         assert started.returncode == 0, errors
     return json.loads((folder / "summary.json").read_text())
+
+
+@needs_lab
+@pytest.mark.slow
+def test_torchrun_on_two_machines_gives_the_hash_of_one_rank(tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text(JOB)
+    alone = train_forked(job, tmp_path / "alone")
+    with Lab(2, "1gbit") as lab:
+        spread = train(torchrun, lab, job, tmp_path / "run", 2, 2)
+    assert spread["weights_sha256"] == alone["weights_sha256"]
+    assert "tcp" in spread["communicator"]
 
 
 @needs_lab
@@ -230,7 +279,8 @@ def test_machines_give_the_hash_of_one_rank_and_send_the_least(machines, ranks, 
         for steps in (4, 12):
             before = lab.all_traffic()
             folder = tmp_path / str(steps)
-            spread = train(lab, job, folder, machines, ranks, "--set", f"run.steps={steps}")
+            more = ("--set", f"run.steps={steps}")
+            spread = train(srun, lab, job, folder, machines, ranks, *more)
             pairs = zip(lab.all_traffic(), before, strict=True)
             sent.append([now.since(then).sent_bytes for now, then in pairs])
             if steps == 4:
@@ -270,7 +320,7 @@ def test_a_lost_machine_is_named_and_the_others_go_on_without_it(fault, tmp_path
     job.write_text(LONG_JOB)
     folder = tmp_path / "run"
     with Lab(3, "1gbit") as lab:
-        jobs = start(lab, job, folder, 3, 1)
+        jobs = srun(lab, job, folder, 3, 1)
         metrics = folder / "metrics.jsonl"
         deadline = time.monotonic() + 60
         while not (metrics.exists() and metrics.read_text().count("\n") >= 25):
@@ -286,7 +336,7 @@ def test_a_lost_machine_is_named_and_the_others_go_on_without_it(fault, tmp_path
         assert metrics.read_text().count("\n") < 40, "the run was over before the fault"
         lab.kill(2)
         jobs[2].communicate()
-        resumed = train(lab, job, folder, 2, 1, "--resume")
+        resumed = train(srun, lab, job, folder, 2, 1, "--resume")
     alone = train_forked(job, tmp_path / "alone")
     assert resumed["weights_sha256"] == alone["weights_sha256"]
 

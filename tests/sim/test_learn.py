@@ -131,12 +131,12 @@ from syncline.sim.learn import Learning
 from syncline.sim.run import simulate
 from syncline.workload import derive
 from worlds import cluster
-sets = ["run.steps=4", "data.name=synthetic", "data.sample_shape=[1, 28, 28]", "data.classes=10",
+sets = ["run.steps=2", "data.name=synthetic", "data.sample_shape=[1, 28, 28]", "data.classes=10",
         "data.samples=4096", "data.batch=4096", "strategy.shards=128", "optimizer.warmup_steps=0"]
 job = parse_job(open({str(DIGITS)!r}).read(), sets=sets).resolved(128)
 learning = Learning(job)
 workload = derive(learning.model, learning.data.sample_shape, 32, 1e10)
-found = simulate(workload, cluster(128, rate=1e9), steps=4, shards=128, learning=learning)
+found = simulate(workload, cluster(128, rate=1e9), steps=2, shards=128, learning=learning)
 print(json.dumps([sum(p.numel() for p in learning.model.parameters()), found.wall_s,
                   found.autograd_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
 """

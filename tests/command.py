@@ -1,0 +1,138 @@
+"""`syncline ARGUMENTS` as a user types it, in a process that need not load Python and torch first.
+
+The process is a fork of the test's: it gets its own streams, folder, environment and signal
+handlers, and runs the command line's `main`. It answers to what `subprocess.Popen` does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, NoReturn
+
+from syncline.cli.main import main
+
+
+class Started:
+    """A `syncline` that was started."""
+
+    def __init__(
+        self,
+        *arguments: str,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        traced: bool = True,
+        first: Callable[[], None] | None = None,
+    ) -> None:
+        """Lines are not counted unless `traced`, which saves a quarter of the time.
+
+        `first` is called before the command line.
+        """
+        self.returncode: int | None = None
+        self._files = _file("stdout"), _file("stderr")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                _prepare(self._files, cwd, os.environ if env is None else env, traced)
+                if first is not None:
+                    first()
+                _run(arguments)
+            finally:
+                os._exit(70)
+        self._end = os.pidfd_open(self.pid)
+
+    def communicate(self, timeout: float = 60.0) -> tuple[str, str]:
+        """Wait for its end; return what it has printed."""
+        self.wait(timeout)
+        return self._texts
+
+    def wait(self, timeout: float = 60.0) -> int:
+        """Wait for its end and return its status, negative for a signal."""
+        if self.returncode is None:
+            if not select.select([self._end], [], [], timeout)[0]:
+                self.kill()
+                said = _text_of(self._files[1])
+                raise subprocess.TimeoutExpired("syncline", timeout, stderr=said.encode())
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            os.close(self._end)
+            out, err = self._files
+            self._texts = _text_of(out), _text_of(err)
+            out.close()
+            err.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """Return its status, or None while it is running."""
+        if self.returncode is None and not select.select([self._end], [], [], 0)[0]:
+            return None
+        return self.wait()
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            signal.pidfd_send_signal(self._end, number)
+
+    def kill(self) -> None:
+        """End it now, and with it its ranks."""
+        self.send_signal(signal.SIGKILL)
+        self.wait()
+
+
+def _file(name: str) -> IO[bytes]:
+    return os.fdopen(os.memfd_create(name), "w+b")
+
+
+def _text_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode()
+
+
+def _prepare(
+    files: tuple[IO[bytes], IO[bytes]], cwd: Path | None, env: Mapping[str, str], traced: bool
+) -> None:
+    """Be like a process that was just started."""
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    for number, file in enumerate(files, start=1):
+        os.dup2(file.fileno(), number)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    if cwd is not None:
+        os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    signal.set_wakeup_fd(-1)
+    for ending in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
+        signal.signal(ending, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    warnings.resetwarnings()
+    logging.root.handlers.clear()
+    if not traced:
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
+
+
+def _run(arguments: tuple[str, ...]) -> NoReturn:
+    sys.argv = ["syncline", *arguments]
+    status: object = 0
+    try:
+        main()
+    except SystemExit as ended:
+        status = ended.code
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(status if isinstance(status, int) else int(status is not None))
