@@ -3,7 +3,7 @@
 Submit and forget: the compute lane goes on and waits only where it needs a result. Hooks start in
 the program's order on each channel, the same on every rank. While one waits for its peers those on
 other channels start, so that the wire stays full. Work that nothing could hide anyway runs inline
-instead, in the caller's thread: same order, no hand-over.
+instead, in the caller's thread, when it is submitted: same order, no hand-over.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def next_work(queue: Iterable[Work], flying: Iterable[int]) -> Work | None:
 
 
 class Lane:
-    """A queue of work, run by a thread of its own once `start_thread` was called."""
+    """Runs work at once, or on a thread of its own once `start_thread` was called."""
 
     def __init__(self, hub: Hub | None = None) -> None:
         self.failure: BaseException | None = None
@@ -77,7 +77,6 @@ class Lane:
 
     def start_thread(self) -> None:
         if self._thread is None:
-            self.run_inline()
             self._thread = threading.Thread(target=self._run, name="syncline-comm", daemon=True)
             self._thread.start()
 
@@ -98,10 +97,26 @@ class Lane:
     def submit(
         self, function: Callable[..., Any], *args: Any, channel: int = ALONE, urgency: int = 0
     ) -> None:
+        if self._thread is None:
+            self._run_now(function, args, channel)
+            return
         self._queue.append(Work(channel, urgency, function, args))
         if self._is_asleep:
             self._is_asleep = False
             self.hub.wake()
+
+    def _run_now(self, function: Callable[..., Any], args: tuple[Any, ...], channel: int) -> None:
+        if self.failure is not None:
+            raise self.failure
+        hub = self.hub
+        before, hub.channel = hub.channel, channel if channel > 0 else 0
+        try:
+            function(*args)
+        except BaseException as error:
+            self.fail(error)
+            raise
+        finally:
+            hub.channel = before
 
     def until(self, is_done: Callable[[], bool]) -> None:
         """Wait, inside a hook, for what another hook does."""
@@ -109,23 +124,8 @@ class Lane:
             self.check()
             self.hub.sleep(is_done)
 
-    def run_inline(self) -> None:
-        """Run what was submitted, here and now, unless there is a thread for it."""
-        while self._queue and self._thread is None:
-            self.check()
-            work = self._queue.popleft()
-            self.hub.channel = max(work.channel, 0)
-            try:
-                work.function(*work.args)
-            except BaseException as error:
-                self.fail(error)
-                raise
-            finally:
-                self.hub.channel = 0
-
     def drain(self) -> None:
         """Return when everything submitted so far is done."""
-        self.run_inline()
         if self._thread is not None:
             done = threading.Event()
             wake = done.set

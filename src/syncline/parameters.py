@@ -57,13 +57,17 @@ def raw_grad(parameter: torch.Tensor) -> torch.Tensor | None:
     return gradient
 
 
-def drop_grad(parameter: torch.Tensor) -> None:
-    """Set `.grad = None` whatever the parameter's class."""
+def take_grad(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Read `.grad` and set it to None, whatever the parameter's class."""
+    gradient: torch.Tensor | None
     if type(parameter) is not InFlight:
+        gradient = _GRAD.__get__(parameter)
         _GRAD.__set__(parameter, None)
-        return
+        return gradient
     with torch._C.DisableTorchFunctionSubclass():
+        gradient = _GRAD.__get__(parameter)
         _GRAD.__set__(parameter, None)
+    return gradient
 
 
 _VERSION: Any = torch.Tensor._version

@@ -46,7 +46,7 @@ from syncline.clip import Norm
 from syncline.comm.base import Communicator, exchange_bytes, small_sum
 from syncline.comm.control import Control
 from syncline.comm.hub import ALONE, NUM_CHANNELS, PATIENT
-from syncline.comm.tree import Spread, plan_leaves, shard_range
+from syncline.comm.tree import LeafPlan, Spread, plan_leaves, shard_range
 from syncline.early import EarlyUpdates, why_not_early
 from syncline.errors import RankFailed, UsageError
 from syncline.lane import Lane
@@ -55,8 +55,8 @@ from syncline.parameters import (
     Guarded,
     InFlight,
     become,
-    drop_grad,
     raw_grad,
+    take_grad,
     version_of,
     waiters,
 )
@@ -111,6 +111,9 @@ class Replica:
         self._moment_handles: list[Any] = []
         self.buckets: list[Bucket] = []
         self._control = control
+        self._note: Callable[..., None] = lambda *where: None
+        if control is not None:
+            self._note = control.progress.write
         self._lane = lane
         self._accumulate = accumulate
         self._private_parameters = private_parameters
@@ -154,6 +157,7 @@ class Replica:
         self._without: set[int] = set()
         self._is_spoilt = False
         self._versions: list[int] = []
+        self._no_grad = torch.no_grad()  # made once: that costs more than to enter it
 
         self._early = EarlyUpdates(
             why_not_early(optimizer, self.group, overlap=self.overlap, private=private_parameters)
@@ -514,7 +518,8 @@ class Replica:
             assert gradient is not None
             _check_gradient(slot, gradient)
             if slot.fired >= slot.expected and self._is_built:
-                self._take(slot, gradient)
+                take_grad(parameter)
+                self._take(slot, gradient, self._leaves[self._shard_order])
                 become(slot.parameter, GradientTaken)
                 if self.overlap and self._shard == self.my_shards[-1]:
                     self._send_ready()
@@ -523,20 +528,19 @@ class Replica:
 
         return gradient_arrived
 
-    def _take(self, slot: Slot, gradient: torch.Tensor | None) -> None:
+    def _take(self, slot: Slot, gradient: torch.Tensor | None, plan: LeafPlan) -> None:
         """Move a gradient into flat memory and add it to the rank's partial sums."""
-        assert slot.bucket is not None
-        if slot.bucket.is_in_flight:
+        bucket = slot.bucket
+        assert bucket is not None
+        if bucket.is_in_flight:
             # No forward has read this bucket since the last step, so nobody has waited for it:
             # its last update may still be reading the gradient.
-            self._await(slot.bucket)
-        if gradient is not None:
-            drop_grad(slot.parameter)
-        add_gradient(slot, self._leaves[self._shard_order], gradient, self._scale)
+            self._await(bucket)
+        add_gradient(slot, plan, gradient, self._scale)
         slot.is_taken = True
-        slot.bucket.untaken -= 1
-        if self._recorder is not None and not slot.bucket.untaken:
-            self._recorder.leave(slot.bucket.index, slot.bucket.step)
+        bucket.untaken -= 1
+        if self._recorder is not None and not bucket.untaken:
+            self._recorder.leave(bucket.index, bucket.step)
 
     def _send_ready(self) -> None:
         """Give the comm lane every bucket whose turn has come, in the one fixed order."""
@@ -561,20 +565,21 @@ class Replica:
         if self._is_shard_closed:
             return
         self._is_shard_closed = True
-        with torch.no_grad():
-            if not self._is_built:
-                self._build()
-            for slot in self._slots:
-                if not slot.is_taken:
-                    gradient = raw_grad(slot.parameter)
-                    if gradient is not None and not slot.fired:
-                        _check_gradient(slot, gradient)
-                        slot.fired = 1
-                    self._take(slot, gradient)
-            self.buffers.end_shard(self._shard_order, self._leaves[self._shard_order])
+        if not self._is_built:
+            self._build()
+        plan = self._leaves[self._shard_order]
         for slot in self._slots:
-            slot.has_gradient = slot.has_gradient or slot.fired > 0
-            slot.expected = max(slot.expected, slot.fired)
+            if not slot.is_taken:
+                gradient = take_grad(slot.parameter)
+                if gradient is not None and not slot.fired:
+                    _check_gradient(slot, gradient)
+                    slot.fired = 1
+                self._take(slot, gradient, plan)
+            if slot.fired:
+                slot.has_gradient = True
+                if slot.fired > slot.expected:
+                    slot.expected = slot.fired
+        self.buffers.end_shard(self._shard_order, plan)
 
     def begin_shard(self, shard: int) -> None:
         """Say which shard the next forward and backward belong to. The first may go unsaid."""
@@ -586,9 +591,9 @@ class Replica:
             return
         if shard != self._shard + 1:
             raise UsageError(f"shard {shard} was begun after shard {self._shard}: go in order")
-        self._close_shard()
-        self._open_shard(shard)
         with torch.no_grad():
+            self._close_shard()
+            self._open_shard(shard)
             self.buffers.begin_shard()
 
     def tell_loss(self, loss: float) -> None:
@@ -613,11 +618,6 @@ class Replica:
             slot.is_taken = False
         for bucket in self.buckets:
             bucket.untaken = len(bucket.slots)
-
-    def _publish(self) -> None:
-        self.group.publish(self._flags)
-        if self.buffers.statistics is not None:
-            self.group.publish(self.buffers.statistics)
 
     def _finish_backward(self) -> None:
         """Close the last shard and send every bucket that is not on its way yet."""
@@ -652,17 +652,43 @@ class Replica:
         self._check_unchanged()
         if self._is_sent and any(raw_grad(slot.parameter) is not None for slot in self._slots):
             raise UsageError("backward() ran again after the gradients were clipped. Clip last.")
+        with self._no_grad:
+            if self.overlap:
+                self._begin_exchange()
+            else:
+                self._exchange_inline()
+        # Writes by the lane or another rank raise no version counter by themselves.
+        torch.autograd.graph.increment_version(self._parameters)
+        self._versions = [version + 1 for version in self._versions]
+        return (self._idle_optimizer,), instead
+
+    def _begin_exchange(self) -> None:
+        """Leave the step to the comm lane: parameters wait when they are used."""
         hyper = snapshot(self.optimizer)
-        if self.overlap:
-            self._finish_backward()
-            self._early.check(hyper)
-            self._write_flags()
-        else:
-            # Nothing is on its way yet, so the small sums can travel with the gradients.
-            self._close_backward()
-            self._write_flags()
-            self._lane.submit(self._publish)
-            self._finish_backward()
+        self._finish_backward()
+        self._early.check(hyper)
+        self._lane.submit(self._run_write_flags, self._new_flags(), channel=self._step_channel)
+        self._submit_step(hyper)
+        self._begin_next_step()
+        for parameter in self._parameters:
+            become(parameter, InFlight)
+
+    def _exchange_inline(self) -> None:
+        """Take the step here and now."""
+        self._close_backward()
+        started = time.perf_counter()
+        # Nothing is on its way yet, so the small sums can travel with the gradients.
+        self._lane.submit(self._run_publish, self._new_flags())
+        self._finish_backward()
+        self._submit_step(snapshot(self.optimizer))
+        self._begin_next_step()
+        self._lane.drain()
+        self.waited_s += time.perf_counter() - started
+        for bucket in self.buckets:
+            bucket.is_in_flight = False
+
+    def _submit_step(self, hyper: Hyper) -> None:
+        """Give the comm lane what is left of the step."""
         entered = (self.step_number, self._early.spoilt_by)
         self._lane.submit(self._run_step_entered, *entered, channel=self._step_channel)
         for bucket in self.buckets:
@@ -676,20 +702,6 @@ class Replica:
                 channel=bucket.gather_channel,
                 urgency=1 + bucket.index,  # what forward reads first is sent first
             )
-        self._begin_next_step()
-        if not self.overlap:
-            started = time.perf_counter()
-            self._lane.drain()
-            self.waited_s += time.perf_counter() - started
-            for bucket in self.buckets:
-                bucket.is_in_flight = False
-        # Writes by the lane or another rank raise no version counter by themselves.
-        torch.autograd.graph.increment_version(self._parameters)
-        self._versions = [version + 1 for version in self._versions]
-        if self.overlap:
-            for parameter in self._parameters:
-                become(parameter, InFlight)
-        return (self._idle_optimizer,), instead
 
     def _check_unchanged(self) -> None:
         versions = [version_of(parameter) for parameter in self._parameters]
@@ -735,14 +747,15 @@ class Replica:
     def _note_versions(self) -> None:
         self._versions = [version_of(parameter) for parameter in self._parameters]
 
-    def _write_flags(self) -> None:
-        flags = [float(slot.has_gradient) for slot in self._slots]
+    def _new_flags(self) -> list[float]:
         spoilt = self._early.spoilt_by is not None
-        flags += [float(self.buffers.has_changed_others), float(spoilt)]
-        flags += [self._early.step_s(), *self._told]
-        # On the lane, in order: by then nobody reads the old flags any more.
-        write = self._flags_view.__setitem__
-        self._lane.submit(write, slice(None), flags, channel=self._step_channel)
+        return [
+            *[float(slot.has_gradient) for slot in self._slots],
+            float(self.buffers.has_changed_others),
+            float(spoilt),
+            self._early.step_s(),
+            *self._told,
+        ]
 
     def _begin_next_step(self) -> None:
         self.step_number += 1
@@ -751,15 +764,21 @@ class Replica:
         self._is_sent = False
         self._next_send = 0
         self._early.begin_step()
+        self._open_shard(self.my_shards[0])
         for slot in self._slots:
             slot.has_gradient = False
-        self._open_shard(self.my_shards[0])
 
     # The comm lane.
 
-    def _note(self, phase: str, bucket: int = -1) -> None:
-        if self._control is not None:
-            self._control.progress.write(phase, bucket)
+    def _run_write_flags(self, flags: list[float]) -> None:
+        # On the lane, in order: by now nobody reads the old flags any more.
+        self._flags_view[:] = flags
+
+    def _run_publish(self, flags: list[float]) -> None:
+        self._flags_view[:] = flags
+        self.group.publish(self._flags)
+        if self.buffers.statistics is not None:
+            self.group.publish(self.buffers.statistics)
 
     def _run_gradient_ready(self, bucket: Bucket) -> None:
         self._note("reduce", bucket.index)
@@ -793,7 +812,8 @@ class Replica:
             self._recorder.add("comm", "step", -1, number, started, after)
 
     def _run_before_use(self, bucket: Bucket, number: int, hyper: Hyper) -> None:
-        self._lane.until(lambda: bucket.is_reduced and self._entered_step >= number)
+        if not bucket.is_reduced or self._entered_step < number:
+            self._lane.until(lambda: bucket.is_reduced and self._entered_step >= number)
         if self._is_spoilt:
             self._early.undo(bucket, self.group.position)
         if not bucket.is_early:
@@ -862,7 +882,8 @@ class Replica:
         Returns the norm before scaling. It is summed over fixed blocks in float64, so it is equal
         for any number of ranks; it may differ from torch's own in the last digits.
         """
-        self._finish_backward()
+        with torch.no_grad():
+            self._finish_backward()
         self._early.spoil("gradients are clipped")
         total: list[torch.Tensor] = []
         self._lane.submit(self._run_clip, max_norm, total)
@@ -878,7 +899,8 @@ class Replica:
 
     def discard_gradients(self) -> None:
         """Drop this step's gradients. Call it on every rank, or on none."""
-        self._finish_backward()
+        with torch.no_grad():
+            self._finish_backward()
         # Peers may still be adding up what was sent here; what they get, they drop as well.
         self._lane.drain()
         self._take_back("gradients were dropped")

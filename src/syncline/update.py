@@ -42,10 +42,10 @@ class Reach(Enum):
 
 
 def snapshot(optimizer: Optimizer) -> Hyper:
-    return [
-        {key: value for key, value in group.items() if key != "params"}
-        for group in optimizer.param_groups
-    ]
+    settings = [dict(group) for group in optimizer.param_groups]
+    for group in settings:
+        del group["params"]
+    return settings
 
 
 def group_numbers(optimizer: Optimizer) -> dict[int, int]:
@@ -194,6 +194,7 @@ class StripUpdate:
         self._kept: dict[torch.Tensor, dict[str, Any]] = {}
         # The bare rule: hooks and profiling ranges belong to the user's own call of step().
         self._step = inspect.unwrap(type(optimizer).step)
+        self._no_grad = torch.no_grad()
 
     def _cut(self, pieces: list[Piece], *, merge: bool) -> list[Run]:
         """Cut the strip into runs; with `merge` they go on over the ends of parameters."""
@@ -290,7 +291,7 @@ class StripUpdate:
         if self.runs:
             for group, settings in zip(self._optimizer.param_groups, self.hyper, strict=True):
                 group.update(settings)
-            with torch.no_grad():
+            with self._no_grad:
                 self._step(self._optimizer)
 
     def keep(self) -> None:

@@ -37,6 +37,7 @@ log = logging.getLogger("syncline")
 
 HEARTBEAT_S = 1.0
 PHASES = ("start", "forward", "backward", "step", "reduce", "update", "gather", "evaluate", "save")
+_NUMBER_OF = {phase: number for number, phase in enumerate(PHASES)}
 LEFT = -1
 """The phase of a rank that ended in good order."""
 _RECORD = struct.Struct("<qqqq")
@@ -80,8 +81,8 @@ class ProgressBoard:
 
     def write(self, phase: str, bucket: int = -1) -> None:
         self._num_phases += 1
-        record = (self.step, bucket, PHASES.index(phase), self._num_phases)
-        _RECORD.pack_into(self._map, self._offset, *record)
+        number = _NUMBER_OF[phase]
+        _RECORD.pack_into(self._map, self._offset, self.step, bucket, number, self._num_phases)
 
     def write_left(self) -> None:
         """Say that this rank ends in good order, for those who only see its process end."""

@@ -208,8 +208,9 @@ class SharedMemory:
         self.hub = machine.hub
         self._bell = Bell(star, machine.hub)
         # One cache line per rank, so that ranks do not fight over lines: a count for each channel.
-        self._board = memoryview(star.segment(self.size * _LINE_BYTES)).cast("q")
-        self._words = [position * (_LINE_BYTES // 8) for position in range(self.size)]
+        board = memoryview(star.segment(self.size * _LINE_BYTES))[: self.size * _LINE_BYTES]
+        words = board.cast("q")
+        self._columns = [words[channel :: _LINE_BYTES // 8] for channel in range(NUM_CHANNELS)]
         self._counts = [0] * NUM_CHANNELS
         self._fence = threading.Lock()
         self._scratch: Memory | None = None
@@ -225,24 +226,23 @@ class SharedMemory:
     def _rendezvous(self, what: str) -> None:
         """Wait until every rank has come as far as this one; the last to come wakes the others."""
         channel = self.hub.channel
-        self._counts[channel] += 1
-        board, count = self._board, self._counts[channel]
-        board[self._words[self.position] + channel] = count
+        self._counts[channel] = count = self._counts[channel] + 1
+        column = self._columns[channel]
+        column[self.position] = count
         # Taking a lock is a full memory barrier: of two ranks that come at the same time at least
         # one sees the other, so at least one knows that all have come.
         with self._fence:
             pass
-        if all(board[word + channel] >= count for word in self._words):
+        if min(column) >= count:
             self._bell.ring()
             return
         started = time.monotonic()
         while True:
             self.hub.sleep()
-            late = [at for at, word in enumerate(self._words) if board[word + channel] < count]
-            if not late:
+            if min(column) >= count:
                 return
-            waited_s = time.monotonic() - started
-            self.control.check_waiting_for([self.ranks[at] for at in late], waited_s, what)
+            late = [rank for rank, come in zip(self.ranks, column, strict=True) if come < count]
+            self.control.check_waiting_for(late, time.monotonic() - started, what)
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
         each_bytes = _round_up(num_elements * dtype.itemsize)
