@@ -15,7 +15,10 @@ from torch import nn
 import syncline
 from ranks import run_ranks
 from syncline.checkpoint import digest_of, load, newest
+from syncline.comm.meeting import Meeting
 from syncline.config import parse_job
+from syncline.errors import RankHung, UsageError
+from syncline.session import current_session
 from syncline.sim.learn import Learning
 from syncline.sim.run import simulate
 from syncline.strategies import (
@@ -122,28 +125,102 @@ def test_ranks_part_and_one_model_stands_for_all_of_them(name, world):
     assert all(report["exchanges"] > 0 for _, _, report in results)
 
 
-def test_a_dedicated_server_holds_the_parameters_and_serves_a_plain_loop():
+@pytest.mark.parametrize("in_shards", [False, True])
+def test_a_dedicated_server_holds_the_parameters_and_serves_a_plain_loop(in_shards):
+    def batches(loader):
+        if not in_shards:
+            yield from syncline.shard(loader)
+        else:
+            for shards in syncline.shards(loader):
+                yield from shards
+
     def work():
-        rank = syncline.init()
+        syncline.init()
         model = network()
         optimizer = sgd(model)
         server = Server(ServerSettings(servers=1))
         replica = syncline.distribute(model, optimizer, server, overlap=True, bucket_bytes=2000)
         samples = torch.utils.data.TensorDataset(torch.randn(64, 20))
-        count = 0
-        for (x,) in syncline.shard(torch.utils.data.DataLoader(samples, batch_size=8)):
+        count, whole = 0, []
+        for (x,) in batches(torch.utils.data.DataLoader(samples, batch_size=8)):
             model(x).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             count += 1
-        return rank, count, dict(replica.strategy.staleness)
+            if count % 2 == 0:  # the server meets those who ask for the whole
+                with replica.whole():
+                    whole.append(digest_of(model.state_dict()))
+        return whole, count, dict(replica.strategy.staleness)
 
     results = run_ranks(3, work)
     assert [count for _, count, _ in results] == [4, 4, 0]
+    first, second, third = (whole for whole, _, _ in results)
+    assert first == second
+    assert len(set(first)) == 2
+    assert third == []
     # 64 samples in steps of two workers with 8 each; two parameters' buckets, so some pushes each.
     pushes = [sum(staleness.values()) for _, _, staleness in results]
     assert pushes[0] == pushes[1] > 0
     assert pushes[2] == 0
+
+
+def test_a_dropped_gradient_does_not_part_a_rank_from_the_center():
+    """What the center has moved towards a rank, the rank moves towards the center: a sum stays."""
+
+    def work():
+        rank = syncline.init()
+        model = network()
+        optimizer = sgd(model)
+        replica = syncline.distribute(
+            model, optimizer, Elastic(), overlap=True, bucket_bytes=2000, shards=2
+        )
+        sums = []
+        steps(model, optimizer, rank)
+        for turn in range(3):
+            own = torch.cat([p.detach().double().reshape(-1) for p in model.parameters()])
+            with replica.whole():
+                center = torch.cat([p.detach().double().reshape(-1) for p in model.parameters()])
+            sums.append([own.tolist(), center.tolist()])
+            if turn < 2:
+                model(torch.ones(8, 20)).square().mean().backward()
+                syncline.discard_gradients(model)
+        return sums
+
+    first, second = (torch.tensor(sums, dtype=torch.float64) for sums in run_ranks(2, work))
+    assert torch.equal(first[:, 1], second[:, 1]), "one center"
+    totals = first[:, 0] + second[:, 0] + first[:, 1]
+    assert not torch.allclose(first[0, 0], first[1, 0], atol=1e-4), "the rank has moved"
+    assert torch.allclose(totals[0], totals[2], atol=1e-6)
+
+
+def test_a_strategy_drives_one_model(alone):
+    syncline.init()
+    strategy, model, other = Gossip(), network(), network()
+    syncline.distribute(model, sgd(model), strategy)
+    with pytest.raises(UsageError, match="drives another model already"):
+        syncline.distribute(other, sgd(other), strategy)
+
+
+@pytest.mark.parametrize("kind", ["auto", "network"])
+def test_a_rank_that_never_comes_to_a_meeting_is_named(kind):
+    def work():
+        rank = syncline.init(comm=kind, hung_s=1.0)
+        session = current_session()
+        meeting = Meeting(session.comm)
+        session.comm.barrier()
+        if rank == 2:
+            time.sleep(4.0)
+            return None
+        session.control.progress.write("evaluate")
+        try:
+            meeting.meet()
+        except RankHung as error:
+            return [error.rank, str(error)]
+
+    first, second, _ = run_ranks(3, work)
+    for rank, said in (first, second):
+        assert rank == 2
+        assert "meeting 1 waits for rank [2]" in said
 
 
 JOB = """

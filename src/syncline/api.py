@@ -93,18 +93,6 @@ def _replica_of(model: nn.Module) -> Replica:
     raise UsageError("this model was not given to syncline.distribute()")
 
 
-def _sharded(loader: DataLoader[Any], seed: int) -> tuple[ShardedLoader, range]:
-    session = current_session()
-    replica = session.replicas[-1] if session.replicas else None
-    if replica is not None:
-        mine = replica.my_shards
-        shards = replica.shards
-    else:
-        shards = session.world.size
-        mine = range(*shard_range(shards, session.world.size, session.world.rank))
-    return ShardedLoader(loader, shards, mine, replica, seed), mine
-
-
 def shard(loader: DataLoader[Any], *, seed: int = 0) -> FlatLoader | ServingLoader:
     """Return a loader over this rank's part of the data; `batch_size` is the size of a shard.
 
@@ -114,17 +102,27 @@ def shard(loader: DataLoader[Any], *, seed: int = 0) -> FlatLoader | ServingLoad
     Before each batch torch's generator is seeded by (seed, step, shard), so that dropout does not
     depend on the number of ranks.
     """
-    steps, mine = _sharded(loader, seed)
-    replicas = current_session().replicas
-    if replicas and not mine:
-        return ServingLoader(replicas[-1])
-    check_one_shard(mine)
+    steps = shards(loader, seed=seed)
+    if isinstance(steps, ServingLoader):
+        return steps
+    check_one_shard(steps.mine)
     return FlatLoader(steps)
 
 
-def shards(loader: DataLoader[Any], *, seed: int = 0) -> ShardedLoader:
-    """Return an iterator over steps; each step iterates over the shards that this rank computes."""
-    return _sharded(loader, seed)[0]
+def shards(loader: DataLoader[Any], *, seed: int = 0) -> ShardedLoader | ServingLoader:
+    """Return an iterator over steps; each step iterates over the shards that this rank computes.
+
+    On a rank that only serves others there are none.
+    """
+    session = current_session()
+    replica = session.replicas[-1] if session.replicas else None
+    if replica is None:
+        count = session.world.size
+        mine = range(*shard_range(count, count, session.world.rank))
+        return ShardedLoader(loader, count, mine, None, seed)
+    if not replica.my_shards:
+        return ServingLoader(replica)
+    return ShardedLoader(loader, replica.shards, replica.my_shards, replica, seed)
 
 
 def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:

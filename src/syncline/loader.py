@@ -77,7 +77,7 @@ class ShardedLoader:
             raise UsageError("the loader has no batch_size, which is the size of one shard")
         self._loader = loader
         self._shards = shards
-        self._mine = mine
+        self.mine = mine
         self._replica = replica
         self._seed = seed
         self._is_shuffled = isinstance(loader.sampler, RandomSampler)
@@ -103,7 +103,7 @@ class ShardedLoader:
         loader = self._loader
         batches: DataLoader[Any] = DataLoader(
             loader.dataset,
-            batch_sampler=_Batches(order, self._size, self._shards, self._mine),
+            batch_sampler=_Batches(order, self._size, self._shards, self.mine),
             num_workers=loader.num_workers,
             collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory,
@@ -121,7 +121,7 @@ class ShardedLoader:
             self._step += 1
 
     def _one_step(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for shard in self._mine:
+        for shard in self.mine:
             batch = next(batches)
             if self._replica is not None:
                 self._replica.begin_shard(shard)

@@ -123,6 +123,12 @@ class Replica:
         self._pending_state: dict[str, dict[str, Any]] | None = None
 
         strategy.check(comm.size, self.shards)
+        if strategy.is_taken:
+            raise UsageError(
+                "this strategy object drives another model already, and keeps state for it. Make "
+                "one for each distribute()."
+            )
+        strategy.is_taken = True
         self._slots = self._find_parameters()
         self._parameters = [slot.parameter for slot in self._slots]
         self._slot_of = {id(slot.parameter): slot for slot in self._slots}
@@ -904,6 +910,8 @@ class Replica:
         # Peers may still be adding up what was sent here; what they get, they drop as well.
         self._lane.drain()
         self._take_back("gradients were dropped")
+        for bucket in self.buckets:
+            self._lane.call(self.strategy.discard, bucket)
         self.step_number -= 1
         self._begin_next_step()
         for slot in self._slots:

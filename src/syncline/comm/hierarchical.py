@@ -225,8 +225,13 @@ class _RoutedWindow:
         window, at = self._routes[position]
         return window.call(at, function, values, out, note)
 
-    def until(self, is_true: Callable[[], bool], why: Callable[[], str]) -> None:
-        self._windows[0].until(is_true, why)
+    def until(
+        self,
+        is_true: Callable[[], bool],
+        why: Callable[[], str],
+        late: Callable[[], Sequence[int]] | None = None,
+    ) -> None:
+        self._windows[0].until(is_true, why, late)
 
     def gone(self) -> frozenset[int]:
         gone = [window.gone() for window in self._windows]

@@ -45,7 +45,7 @@ class Meeting:
             return [rank for rank in there if self.reached[rank] < number]
 
         self._window.until(
-            lambda: not late(), lambda: f"{self._name} {number} waits for rank {late()}"
+            lambda: not late(), lambda: f"{self._name} {number} waits for rank {late()}", late
         )
 
     def meet(self) -> None:
@@ -54,11 +54,21 @@ class Meeting:
         self.tell(self._num_met)
         self.until(self._num_met)
 
-    def until_gone(self, positions: set[int]) -> None:
-        """Wait until some ranks are gone, in whatever way."""
+    def until_called(self, positions: set[int]) -> bool:
+        """Wait until one of some ranks is in a meeting that this rank has not come to.
+
+        False when all of them are gone, in whatever way.
+        """
+        ranks = [self._comm.ranks[position] for position in positions]
+
+        def is_called() -> bool:
+            return any(self.reached[rank] > self._num_met for rank in ranks)
+
         self._window.until(
-            lambda: positions <= self._window.gone(), lambda: f"{self._name}: others still work"
+            lambda: is_called() or positions <= self._window.gone(),
+            lambda: f"{self._name}: others still work",
         )
+        return is_called()
 
     def living(self) -> list[int]:
         """Return the positions of ranks that are not gone."""

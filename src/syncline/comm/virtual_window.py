@@ -5,7 +5,7 @@ Calls to a rank are served one after the other, each for as long as what it does
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -148,7 +148,12 @@ class VirtualWindow:
             asked.result = result
             asked.done.set()
 
-    def until(self, is_true: Callable[[], bool], why: Callable[[], str]) -> None:
+    def until(
+        self,
+        is_true: Callable[[], bool],
+        why: Callable[[], str],
+        late: Callable[[], Sequence[int]] | None = None,
+    ) -> None:
         while not is_true():
             if self._me.changed is None:
                 self._me.changed = Signal(self._world.clock)

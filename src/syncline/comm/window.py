@@ -16,7 +16,7 @@ Values passed to a call, and the memory for its answer, are lent until `wait` ha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -95,8 +95,16 @@ class Window(Protocol):
     ) -> Pending:
         """Begin a call. `values` and `out` are memory of this communicator, or parts of it."""
 
-    def until(self, is_true: Callable[[], bool], why: Callable[[], str]) -> None:
-        """Wait until something is true that only calls from others can make so."""
+    def until(
+        self,
+        is_true: Callable[[], bool],
+        why: Callable[[], str],
+        late: Callable[[], Sequence[int]] | None = None,
+    ) -> None:
+        """Wait until something is true that only calls from others can make so.
+
+        With `late`, the ranks that it waits for, one of them is hung if it takes too long.
+        """
 
     def gone(self) -> frozenset[int]:
         """Return the positions of ranks that are known to be gone, in whatever way."""
@@ -176,10 +184,19 @@ class Patience:
                     self.check(rank)  # the others go on without it
                     raise
 
-    def until(self, is_true: Callable[[], bool]) -> None:
+    def until(
+        self,
+        is_true: Callable[[], bool],
+        why: Callable[[], str],
+        late: Callable[[], Sequence[int]] | None,
+    ) -> None:
+        started = time.monotonic()
         while not is_true():
             self._control.check()
             self._hub.sleep(is_true)
+            waited_s = time.monotonic() - started
+            if late is not None and waited_s > self._control.hung_s and not is_true():
+                self._control.call_hung(late()[0], waited_s, why())
 
     def check(self, rank: int) -> None:
         if self.is_gone(rank):
@@ -234,8 +251,13 @@ class ServedWindow:
         with torch.no_grad():
             return self._in_order[function](call)
 
-    def until(self, is_true: Callable[[], bool], why: Callable[[], str]) -> None:
-        self._patience.until(is_true)
+    def until(
+        self,
+        is_true: Callable[[], bool],
+        why: Callable[[], str],
+        late: Callable[[], Sequence[int]] | None = None,
+    ) -> None:
+        self._patience.until(is_true, why, late)
 
     def gone(self) -> frozenset[int]:
         return self._patience.gone(self._ranks)
@@ -270,7 +292,12 @@ class AloneWindow:
     ) -> Pending:
         return serve_oneself(self._functions, self._rank, function, values, out, note)
 
-    def until(self, is_true: Callable[[], bool], why: Callable[[], str]) -> None:
+    def until(
+        self,
+        is_true: Callable[[], bool],
+        why: Callable[[], str],
+        late: Callable[[], Sequence[int]] | None = None,
+    ) -> None:
         if not is_true():
             raise RuntimeError(f"nobody is there who could help: {why()}")
 

@@ -100,8 +100,9 @@ class Apart(Strategy):
         return {at for at, rank in enumerate(self.comm.ranks) if rank < num_workers}
 
     def serve_workers(self) -> None:
-        """Return when every rank that computes has left."""
-        self.meeting.until_gone(self.workers())
+        """Return when every rank that computes has left; meet them when they want the whole."""
+        while self.meeting.until_called(self.workers()):
+            self.gather(is_wanted=False)
 
     def in_turn(self) -> list[int]:
         """Return all positions, this rank's first: so that not all ranks ask the same one first."""

@@ -74,6 +74,12 @@ class Strategy:
     def before_use(self, bucket: Bucket) -> None:
         """The bucket's parameters will be read next. First layers come first."""
 
+    def discard(self, bucket: Bucket) -> None:
+        """There will be no step for the gradient that was ready: it is dropped on every rank."""
+
+    is_taken = False
+    """Whether it drives a model already: a strategy keeps state for one."""
+
     is_apart = False
     """Whether each rank has parameters of its own; then `collect` says which count."""
 

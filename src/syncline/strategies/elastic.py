@@ -78,6 +78,17 @@ class Elastic(Apart):
             return
         if self.settings.synchronous:
             self._ask(bucket)
+        moves = self._answers(bucket)
+        bucket.update_strip()
+        bucket.parameters.memory.mine.sub_(moves)
+
+    def discard(self, bucket: Bucket) -> None:
+        """Move as the center has moved, which holds without a step too."""
+        if self._centers[bucket.index].asked:
+            bucket.parameters.memory.mine.sub_(self._answers(bucket))
+
+    def _answers(self, bucket: Bucket) -> torch.Tensor:
+        """Wait for what the center's strips say; a strip whose owner is gone says nothing."""
         center = self._centers[bucket.index]
         for number, pending in center.asked.items():
             try:
@@ -85,8 +96,7 @@ class Elastic(Apart):
             except PeerGone:
                 center.part(center.moves, number).mine.zero_()
         center.asked = {}
-        bucket.update_strip()
-        bucket.parameters.memory.mine.sub_(center.moves.mine)
+        return center.moves.mine
 
     def _ask(self, bucket: Bucket) -> None:
         """Tell every strip of the center where this rank stands, and ask by how much to move."""
