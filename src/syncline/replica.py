@@ -46,7 +46,7 @@ from syncline.clip import Norm
 from syncline.comm.base import Communicator, exchange_bytes, small_sum
 from syncline.comm.control import Control
 from syncline.comm.hub import ALONE, NUM_CHANNELS, PATIENT
-from syncline.comm.tree import LeafPlan, Spread, plan_leaves, shard_range
+from syncline.comm.tree import LeafPlan
 from syncline.early import EarlyUpdates, why_not_early
 from syncline.errors import RankFailed, UsageError
 from syncline.lane import Lane
@@ -141,16 +141,9 @@ class Replica:
             choose_bucket_bytes(total_bytes) if self.overlap else max(2 * total_bytes, 1)
         )
 
-        workers = strategy.num_workers(comm.size)
-        order = sorted(comm.ranks).index(self._rank)
-        self.my_shards = range(0)  # of a rank that only serves others
-        if order < workers:
-            self.my_shards = range(*shard_range(self.shards, workers, order))
-        self.group = strategy.group(comm)
-        self._summed = range(self.shards) if self.group is comm else self.my_shards or range(1)
-        """The shards whose gradients are added up."""
-        self.spread = Spread.even(len(self._summed), self.group.ranks)
-        self._leaves, _ = plan_leaves(self.spread.nodes[self.group.position])
+        share = strategy.share(comm, self.shards)
+        self.group, self.my_shards, self._summed = share.group, share.mine, share.summed
+        self.spread, self._leaves = share.spread, share.leaves
         # Every rank maps every other's slots, so all have as many as the one that needs most.
         self._num_slots = self.spread.num_slots
         self._shard = self._first_shard
@@ -349,8 +342,7 @@ class Replica:
     def serve_to_the_end(self) -> None:
         """Serve until every rank that computes has left."""
         self.serve()
-        strategy: Any = self.strategy
-        self._lane.call(strategy.serve_workers)
+        self._lane.call(self.strategy.serve_workers)
 
     # Building, once.
 
@@ -1006,10 +998,9 @@ class Replica:
         it at the same step; those that do not want the values help others to get them.
         """
         self.synchronize()
-        strategy: Any = self.strategy
         found = None
-        if strategy.is_apart and self._is_built:
-            gather = functools.partial(strategy.gather, is_wanted=is_wanted)
+        if self.strategy.is_apart and self._is_built:
+            gather = functools.partial(self.strategy.gather, is_wanted=is_wanted)
             found = self._lane.call(gather)
         if found is None:
             yield
@@ -1026,8 +1017,7 @@ class Replica:
 
     def meet(self) -> None:
         """Wait for all ranks that are not gone, where ranks otherwise do not wait."""
-        strategy: Any = self.strategy
-        self._lane.call(strategy.meeting.meet)
+        self._lane.call(self.strategy.meet)
 
     def _put(
         self, memories: list[torch.Tensor], values: list[torch.Tensor], buffers: torch.Tensor

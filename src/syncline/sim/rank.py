@@ -16,7 +16,6 @@ import torch
 
 from syncline.bucket import Bucket, Slot, Step, Update, cut_buckets, cut_strips, place
 from syncline.comm.base import Communicator, Partials, small_sum
-from syncline.comm.tree import Spread, plan_leaves, shard_range
 from syncline.comm.virtual import VirtualWorld
 from syncline.perf.trace import Recorder, TaskId
 from syncline.sim.clock import Signal
@@ -114,17 +113,9 @@ class VirtualRank:
         self._ready: dict[int, Signal] = {}
         self._before: dict[str, TaskId] = {}
         """The last task of each lane."""
-        order, workers = sorted(self.comm.ranks).index(number), strategy.num_workers(self.comm.size)
-        self.my_shards = range(0)  # of a rank that only serves others
-        if order < workers:
-            self.my_shards = range(*shard_range(settings.shards, workers, order))
-        self.group = strategy.group(self.comm)
-        self.summed = (
-            range(settings.shards) if self.group is self.comm else self.my_shards or range(1)
-        )
-        """The shards whose gradients are added up."""
-        self.spread = Spread.even(len(self.summed), self.group.ranks)
-        self.leaves, _ = plan_leaves(self.spread.nodes[self.group.position])
+        share = strategy.share(self.comm, settings.shards)
+        self.group, self.my_shards, self.summed = share.group, share.mine, share.summed
+        self.spread, self.leaves = share.spread, share.leaves
         self.num_slots = self.spread.num_slots
 
     # What strategies use.

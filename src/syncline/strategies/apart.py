@@ -99,6 +99,9 @@ class Apart(Strategy):
         num_workers = self.num_workers(self.comm.size)
         return {at for at, rank in enumerate(self.comm.ranks) if rank < num_workers}
 
+    def meet(self) -> None:
+        self.meeting.meet()
+
     def serve_workers(self) -> None:
         """Return when every rank that computes has left; meet them when they want the whole."""
         while self.meeting.until_called(self.workers()):
@@ -110,10 +113,9 @@ class Apart(Strategy):
         return [(mine + turn) % size for turn in range(size)]
 
     def gather(self, *, is_wanted: bool) -> tuple[list[torch.Tensor], torch.Tensor] | None:
-        """Return what stands for the run as a whole: buckets' values, and buffers.
+        """Wait for all ranks that are there, and put together what they have.
 
-        Every rank that is there calls it; it waits for all of them. Buffers are the mean over
-        ranks.
+        Buffers are the mean over ranks.
         """
         before = self.traffic
         self.settle()

@@ -7,12 +7,14 @@ code runs, over which wires and on which clock is somebody else's business.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from syncline.bucket import Bucket, Step, Update
 from syncline.comm.base import Communicator
+from syncline.comm.tree import LeafPlan, Spread, plan_leaves, shard_range
 from syncline.errors import ConfigError
 
 
@@ -36,6 +38,20 @@ class Spreadable(Protocol):
         """Make the user's optimizer for elements `low` to `high` of memory laid out as a bucket."""
 
 
+@dataclass(frozen=True)
+class Share:
+    """A rank's part in every step."""
+
+    group: Communicator
+    mine: range
+    """The shards that it computes; none on a rank that only serves others."""
+    summed: range
+    """The shards whose gradients are added up with its own."""
+    spread: Spread
+    leaves: dict[int, LeafPlan]
+    """Where the gradient of each of its shards goes, by the shard's place in `summed`."""
+
+
 class Strategy:
     """One way to spread SGD over ranks. All hooks run on the comm lane, in one fixed order."""
 
@@ -57,6 +73,16 @@ class Strategy:
     def group(self, comm: Communicator) -> Communicator:
         """Return the ranks that hold one set of parameters and add up their gradients."""
         return comm
+
+    def share(self, comm: Communicator, shards: int) -> Share:
+        """Work out this rank's part."""
+        workers = self.num_workers(comm.size)
+        order = sorted(comm.ranks).index(comm.ranks[comm.position])
+        mine = range(*shard_range(shards, workers, order)) if order < workers else range(0)
+        group = self.group(comm)
+        summed = range(shards) if group is comm else mine or range(1)
+        spread = Spread.even(len(summed), group.ranks)
+        return Share(group, mine, summed, spread, plan_leaves(spread.nodes[group.position])[0])
 
     def state_group(self, comm: Communicator) -> Communicator:
         """Return the ranks that hold the optimizer's state together, each its strips."""
@@ -82,6 +108,19 @@ class Strategy:
 
     is_apart = False
     """Whether each rank has parameters of its own; then `collect` says which count."""
+
+    def gather(self, *, is_wanted: bool) -> tuple[list[torch.Tensor], torch.Tensor] | None:
+        """Return what stands for the run as a whole: buckets' values, and buffers.
+
+        None where that is this rank's own model, or not wanted. Every rank that is there calls it.
+        """
+        return None
+
+    def meet(self) -> None:
+        """Wait for all ranks that are not gone, where ranks otherwise do not wait."""
+
+    def serve_workers(self) -> None:
+        """Serve the others until every rank that computes has left."""
 
     keeps_own = False
     """Whether a rank that goes on from a checkpoint wants what was its own, beside the whole."""
