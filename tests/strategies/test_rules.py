@@ -115,7 +115,7 @@ def test_synchronous_elastic_uses_one_center_for_all():
         lambda: Elastic(ElasticSettings(beta=0.75, synchronous=True)),
         TOGETHER,
         GRADIENTS,
-        delays=[0, 0.1, 0.2],
+        delays=[0, 1.5, 3.5],
     )
     # Step 1: all pull at (4, 8) with a quarter of (-1, 0), (0, -2), (1, -1).
     assert rounds[1] == [[2.25, 8.0], [4.0, 4.5], [5.75, 6.25]]
