@@ -516,8 +516,7 @@ class Replica:
             assert gradient is not None
             _check_gradient(slot, gradient)
             if slot.fired >= slot.expected and self._is_built:
-                take_grad(parameter)
-                self._take(slot, gradient, self._leaves[self._shard_order])
+                self._take(slot, take_grad(parameter), self._leaves[self._shard_order])
                 become(slot.parameter, GradientTaken)
                 if self.overlap and self._shard == self.my_shards[-1]:
                     self._send_ready()

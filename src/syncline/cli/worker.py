@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from syncline.cli.output import report, say
 from syncline.config import Job
 from syncline.errors import RankFailed, SynclineError
-from syncline.launch.env import read_world
+from syncline.launch.env import read_world, thread_environment
 from syncline.launch.signals import end_promptly, leave
 from syncline.report.progress import progress_for
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def load(threads: int) -> None:
     """Load what every rank needs, once, in the process that ranks are forked from."""
     # Read when the libraries are loaded; and a thread of theirs would not survive the fork.
-    os.environ |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    os.environ |= thread_environment(threads)
     import syncline.train  # noqa: F401
 
     # A collection in a rank would write to every object that is there, and copy its page.

@@ -195,8 +195,9 @@ class Patience:
             self._control.check()
             self._hub.sleep(is_true)
             waited_s = time.monotonic() - started
-            if late is not None and waited_s > self._control.hung_s and not is_true():
-                self._control.call_hung(late()[0], waited_s, why())
+            if late is not None and waited_s > self._control.hung_s:
+                for rank in late()[:1]:  # none, if it has come or is gone by now
+                    self._control.call_hung(rank, waited_s, why())
 
     def check(self, rank: int) -> None:
         if self.is_gone(rank):

@@ -72,6 +72,7 @@ def rank_environment(
     wait for a store that nobody serves here.
     """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("TORCHELASTIC_")}
+    inherited |= thread_environment(threads)
     return inherited | {
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),
@@ -83,9 +84,12 @@ def rank_environment(
         "MASTER_PORT": str(port),
         "SYNCLINE_KEY": key,
         "SYNCLINE_JOB": job,
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
     }
+
+
+def thread_environment(threads: int) -> dict[str, str]:
+    """Return what tells OpenMP and MKL, when they are loaded, how many threads a rank has."""
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 def _from_torchrun(environ: Mapping[str, str], key: bytes | None) -> World:
