@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import signal
@@ -162,6 +164,51 @@ def test_a_dedicated_server_holds_the_parameters_and_serves_a_plain_loop(in_shar
     pushes = [sum(staleness.values()) for _, _, staleness in results]
     assert pushes[0] == pushes[1] > 0
     assert pushes[2] == 0
+
+
+class Sometimes(nn.Module):
+    """A network with a layer that gets a gradient in every other step."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.extra = network(), nn.Linear(5, 5)
+        self.turn = 0
+
+    def forward(self, x):
+        self.turn += 1
+        y = self.body(x)
+        return self.extra(y) if self.turn % 2 else y
+
+
+@pytest.mark.parametrize("kind", ["auto", "network"])
+def test_one_worker_of_a_dedicated_server_is_plain_sgd_bit_for_bit(kind):
+    """The server takes no step of its own: settings and missing gradients come with the push.
+
+    Its model is the whole as well, also when it is asked for after the workers have left.
+    """
+
+    def loop(shard=lambda loader: loader, distribute=lambda model, optimizer: None):
+        torch.manual_seed(1)
+        model = Sometimes()
+        optimizer = sgd(model)
+        samples = torch.utils.data.TensorDataset(torch.randn(48, 20))
+        replica = distribute(model, optimizer)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        for (x,) in shard(torch.utils.data.DataLoader(samples, batch_size=8)):
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+        with replica.whole() if replica else contextlib.nullcontext():
+            state = model.state_dict().items()  # without counters: a server has seen no batch
+            return digest_of({key: value for key, value in state if value.is_floating_point()})
+
+    def work():
+        syncline.init(comm=kind)
+        server = Server(ServerSettings(servers=1, early=False))
+        return loop(syncline.shard, functools.partial(syncline.distribute, strategy=server))
+
+    assert run_ranks(2, work) == [loop()] * 2
 
 
 def test_a_dropped_gradient_does_not_part_a_rank_from_the_center():

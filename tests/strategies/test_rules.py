@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from strategies.toys import play
+from strategies.toys import LATENCY_S, ROUND_S, play
 from syncline.errors import ConfigError
 from syncline.strategies import (
     Elastic,
@@ -197,21 +197,21 @@ def test_a_center_goes_on_from_where_it_was_saved():
     assert strategies[0].last[0][0].tolist() == [5.6875, 8.0]
 
 
-def test_the_weights_of_push_sum_go_on_from_where_they_were_saved():
-    push_sum = GossipSettings(rule="push", push_sum=True)
-    _, before = play(lambda: Drawn(push_sum), APART, GRADIENTS)
-    saved = [one.state() for one in before]
-    turn = iter(range(3))
+@pytest.mark.parametrize("push_sum", [False, True])
+def test_pushes_that_are_not_mixed_in_yet_and_weights_go_on_from_where_they_were_saved(push_sum):
+    push = GossipSettings(rule="push", push_sum=push_sum)
+    twice = [of_rank * 2 for of_rank in GRADIENTS]
+    through, _ = play(lambda: Drawn(push), APART, twice)
+    half, before = play(lambda: Drawn(push), APART, GRADIENTS)
+    saved = iter([one.state() for one in before])
 
     def make():
-        gossip = Drawn(push_sum)
-        gossip.load_state(saved[next(turn)], {})
+        gossip = Drawn(push)
+        gossip.load_state(next(saved), {})
         return gossip
 
-    _, after = play(make, APART, still(3, 1, 2), lr=0.0)
-    boxes = [one._boxes[0] for one in after]
-    assert sum(box.weight + box.arrived_weight for box in boxes) == 3.0
-    assert any(box.weight != 1.0 for box in boxes)
+    after, _ = play(make, half[-1], GRADIENTS)
+    assert half + after == through
 
 
 # What holds for any numbers.
@@ -238,12 +238,15 @@ def test_pairwise_mixing_keeps_the_mean_and_a_hypercube_ends_in_it(data, size):
     st.integers(2, 7),
     st.sampled_from(["uniform", "ring", "exponential"]),
     st.integers(0, 1000),
+    st.sampled_from([ROUND_S, LATENCY_S / 3]),
 )
-def test_push_sum_conserves_mass_and_ends_in_the_true_mean(data, size, partners, seed):
+def test_push_sum_conserves_mass_and_ends_in_the_true_mean(data, size, partners, seed, round_s):
     starts = [data.draw(numbers) for _ in range(size)]
     chosen = GossipSettings(rule="push", push_sum=True, partners=partners)
     turns = 60 * size
-    rounds, strategies = play(lambda: Gossip(chosen, seed), starts, still(size, turns), lr=0.0)
+    rounds, strategies = play(
+        lambda: Gossip(chosen, seed), starts, still(size, turns), lr=0.0, round_s=round_s
+    )
     boxes = [one._boxes[0] for one in strategies]
     assert sum(box.weight + box.arrived_weight for box in boxes) == pytest.approx(size)
     mass = torch.zeros(3, dtype=torch.float64)

@@ -14,6 +14,7 @@ from syncline.update import Reach, StripUpdate
 from worlds import cluster
 
 ROUND_S = 1.0
+LATENCY_S = 1e-3
 
 
 class Toy:
@@ -51,16 +52,16 @@ class Toy:
         return self.bucket.parameters.memory.mine
 
 
-def play(make, starts, gradients, lr=1.0, momentum=0.0, delays=None):
+def play(make, starts, gradients, lr=1.0, momentum=0.0, delays=None, round_s=ROUND_S):
     """Let ranks take steps, one round each second; return all values after each round.
 
     `gradients[rank][step]` is a list of numbers, or a function of the rank's present values.
-    `delays[rank]` is how much later in each round a rank acts. Returns the values of every rank
-    after each round, by round, and the strategies.
+    `delays[rank]` is how much later in each round a rank acts. Messages take `LATENCY_S`. Returns
+    the values of every rank after each round, by round, and the strategies.
     """
     clock = Clock()
     size, steps = len(starts), len(gradients[0])
-    links = cluster(size, rate=1e9, latency_s=1e-3)
+    links = cluster(size, rate=1e9, latency_s=LATENCY_S)
     world = VirtualWorld(clock, links, learns=True, algorithm="direct")
     rounds = [[None] * size for _ in range(steps)]
     strategies = [make() for _ in range(size)]
@@ -77,7 +78,7 @@ def play(make, starts, gradients, lr=1.0, momentum=0.0, delays=None):
         strategy.start(toy, comm)
         clock.sleep(ROUND_S - clock.now_s)
         for step in range(steps):
-            begins_s = (step + 1) * ROUND_S + (delays or [0.0] * size)[rank]
+            begins_s = ROUND_S + step * round_s + (delays or [0.0] * size)[rank]
             clock.sleep(max(0.0, begins_s - clock.now_s))
             given = gradients[rank][step]
             gradient = given(toy.values.clone()) if callable(given) else torch.tensor(given)

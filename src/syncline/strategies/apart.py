@@ -46,7 +46,8 @@ class Apart(Strategy):
         self._windows: list[Window] = []
         self._gathering = (0, 0)
         self._snapshot: dict[str, torch.Tensor] = {}
-        self._statistics = comm.window(replica.flat_buffers().numel(), torch.float64, {})
+        self._buffers = replica.flat_buffers()
+        self._statistics = comm.window(self._buffers.numel(), torch.float64, {})
         self.open(replica)
         comm.barrier()  # nobody comes before every window is open
 
@@ -115,18 +116,18 @@ class Apart(Strategy):
     def gather(self, *, is_wanted: bool) -> tuple[list[torch.Tensor], torch.Tensor] | None:
         """Wait for all ranks that are there, and put together what they have.
 
-        Buffers are the mean over ranks.
+        Buffers are the mean over the ranks that compute, or were when the last of them left.
         """
         before = self.traffic
         self.settle()
         self.expose()
         self._statistics.publish(self._replica.flat_buffers())
         self.meeting.meet()
-        whole = None
+        whole, workers = None, self.workers()
+        if is_wanted or self.comm.position not in workers:
+            self._buffers = self.mean(self._statistics, self._buffers, workers)
         if is_wanted:
-            buckets = [self.collect(bucket) for bucket in self.buckets]
-            like = self._replica.flat_buffers()
-            whole = buckets, self.mean(self._statistics, like, self.workers())
+            whole = [self.collect(bucket) for bucket in self.buckets], self._buffers
         # By now all that others sent before this meeting has come.
         self._snapshot = self.own_state()
         self.meeting.meet()
@@ -147,7 +148,7 @@ class Apart(Strategy):
     ) -> torch.Tensor:
         """Return the mean of what the ranks that are there, or some of them, have published.
 
-        `spread` is then their mean square distance to it.
+        `spread` is then their mean square distance to it. If none of them is there: `like`.
         """
         total, count, squares = torch.zeros_like(like, dtype=torch.float64), 0, 0.0
         for position in self.meeting.living():
@@ -160,6 +161,8 @@ class Apart(Strategy):
                 squares += pending.values.double().square().sum().item()
                 count += 1
                 pending.release()
+        if not count:
+            return like
         total.div_(count)
         self.spread = max(0.0, squares / count - total.square().sum().item())
         return total.to(like.dtype)
