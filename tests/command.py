@@ -1,7 +1,8 @@
 """`syncline ARGUMENTS` as a user types it, in a process that need not load Python and torch first.
 
 The process is a fork of the test's: it gets its own streams, folder, environment and signal
-handlers, and runs the command line's `main`. It answers to what `subprocess.Popen` does.
+handlers, and runs the command line's `main`. It answers to what `subprocess.Popen` does, and it
+ends with the test's process, should that be killed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from syncline.cli.main import main
+from syncline.launch.forked import dying_with_parent
 
 
 class Started:
@@ -41,9 +43,11 @@ class Started:
         self._files = _file("stdout"), _file("stderr")
         sys.stdout.flush()
         sys.stderr.flush()
+        die_with_parent = dying_with_parent()
         self.pid = os.fork()
         if self.pid == 0:
             try:
+                die_with_parent()
                 _prepare(self._files, cwd, os.environ if env is None else env, traced)
                 if first is not None:
                     first()
