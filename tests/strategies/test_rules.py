@@ -40,8 +40,12 @@ class Drawn(Gossip):
         return DRAWS[self.comm.position][step % 3]
 
 
+def close_to(*values):
+    return pytest.approx(list(values))
+
+
 def close(rounds):
-    return [pytest.approx(values) for values in rounds]
+    return [close_to(*values) for values in rounds]
 
 
 def test_pull_takes_the_mean_with_what_the_partner_published_after_its_step():
@@ -56,6 +60,10 @@ def test_pull_takes_the_mean_with_what_the_partner_published_after_its_step():
     assert strategies[0].last[0][0].tolist() == pytest.approx([15.625 / 3, -13.25 / 3])
     # Two exchanges of two numbers, for a rank that drew itself once: 0 and 2; 1 once as well.
     assert [one.traffic for one in strategies] == [(2, 16), (2, 16), (2, 16)]
+    # Squares of the distances to the mean: 14.3681, 4.6337, 3.5504; of the mean's norm: 46.6337.
+    distances = (14.3681 + 4.6337 + 3.5504) / 3
+    found = strategies[0].report()["distance_to_consensus"]
+    assert found == pytest.approx(math.sqrt(distances / 46.6337), rel=1e-4)
 
 
 def test_an_early_pull_takes_what_was_published_a_step_before():
@@ -111,7 +119,7 @@ def test_elastic_moves_rank_and_center_by_the_same_distance():
 
 
 def test_synchronous_elastic_uses_one_center_for_all():
-    rounds, _ = play(
+    rounds, strategies = play(
         lambda: Elastic(ElasticSettings(beta=0.75, synchronous=True)),
         TOGETHER,
         GRADIENTS,
@@ -121,6 +129,8 @@ def test_synchronous_elastic_uses_one_center_for_all():
     assert rounds[1] == [[2.25, 8.0], [4.0, 4.5], [5.75, 6.25]]
     # The center has moved by the sum, a quarter of (0, -3); step 2 pulls at (4, 7.25).
     assert rounds[2][0] == [2.25 - 1.0 + 1.75 / 4, 8.0 - 0.75 / 4]
+    # What stands for the run has moved for step 2 as well, by a quarter of (0, -3) again.
+    assert strategies[0].last[0][0].tolist() == [4.0, 6.5]
 
 
 def test_elastic_with_momentum_pulls_before_the_step_of_the_optimizer():
@@ -214,17 +224,72 @@ def test_pushes_that_are_not_mixed_in_yet_and_weights_go_on_from_where_they_were
     assert half + after == through
 
 
+IN_FLIGHT_S = LATENCY_S / 2
+
+
+def test_who_pulls_from_a_rank_that_dies_goes_on_as_if_it_had_drawn_itself():
+    make = lambda: Drawn(GossipSettings(early=False))  # noqa: E731
+    rounds, strategies = play(make, APART, GRADIENTS, death=(1, IN_FLIGHT_S))
+    # Rank 0 has asked 1 for (4, 6), which never comes. Rank 2 pulls from 0 as ever.
+    assert rounds[0] == [[-1.0, 0.0], None, [4.0, -4.5]]
+    # 0 draws itself, 2 draws 1.
+    assert rounds[1] == [[-2.0, 0.0], None, [5.0, -5.5]]
+    # (-3, 0) and (6, -6.5); 0 pulls 2, 2 draws itself.
+    assert rounds[2] == [[1.5, -3.25], None, [6.0, -6.5]]
+    assert strategies[0].last[0][0].tolist() == [3.75, -4.875]
+
+
+def test_what_was_pushed_to_a_rank_that_dies_is_lost_and_nothing_else():
+    push = lambda: Drawn(GossipSettings(rule="push"))  # noqa: E731
+    rounds, _ = play(push, APART, GRADIENTS, death=(1, IN_FLIGHT_S))
+    assert rounds[0] == [[-1.0, 0.0], [4.0, 6.0], [9.0, -9.0]]
+    # 0 has (-2, 0), drew itself and got (9, -9). 2 has (10, -10), drew 1, so keeps both halves, and
+    # got (4, 6), which 1 had sent.
+    assert rounds[1] == [close_to(5 / 3, -3.0), None, close_to(8.0, -14 / 3)]
+    assert rounds[2] == [close_to(2 / 3, -3.0), None, close_to(9.0, -17 / 3)]
+
+
+WITHSTAND = {
+    "pull": lambda: Drawn(GossipSettings(early=False)),
+    "pull, early": lambda: Drawn(GossipSettings(early=True)),
+    "push": lambda: Drawn(GossipSettings(rule="push")),
+    "push-sum": lambda: Drawn(GossipSettings(rule="push", push_sum=True)),
+    "elastic": lambda: Elastic(ElasticSettings(beta=0.75)),
+    "elastic, synchronous": lambda: Elastic(ElasticSettings(beta=0.75, synchronous=True)),
+}
+
+
+@pytest.mark.parametrize("name", WITHSTAND)
+@pytest.mark.parametrize("rank", range(3))
+def test_whenever_a_rank_dies_the_others_go_on_between_where_all_began(name, rank):
+    round_s = 4 * LATENCY_S
+    others = {0, 1, 2} - {rank}
+    for fifth in range(100):  # the last of them when all is over
+        after_s = fifth * LATENCY_S / 5
+        death = rank, after_s
+        rounds, strategies = play(
+            WITHSTAND[name], APART, still(3, 3, 2), lr=0.0, round_s=round_s, death=death
+        )
+        whole = [strategies[other].last[0][0].tolist() for other in others]
+        if after_s < 2 * round_s:  # while the mean is taken, one may still find it, one not
+            assert whole[0] == pytest.approx(whole[1]), death
+        for x, y in [*whole, *(values[other] for values in rounds for other in others)]:
+            assert 0.0 <= x <= 8.0, death
+            assert -8.0 <= y <= 8.0, death
+    assert rounds[-1][rank] is not None
+
+
 # What holds for any numbers.
 
 numbers = st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=3)
 
 
 @settings(max_examples=25)
-@given(st.data(), st.sampled_from([2, 4, 8]))
-def test_pairwise_mixing_keeps_the_mean_and_a_hypercube_ends_in_it(data, size):
+@given(st.data(), st.sampled_from([2, 4, 8]), st.integers(1, 3))
+def test_pairwise_mixing_keeps_the_mean_and_a_hypercube_ends_in_it(data, size, period):
     starts = [data.draw(numbers) for _ in range(size)]
-    turns = size.bit_length() - 1
-    partners = GossipSettings(partners="hypercube", early=False)
+    turns = (size.bit_length() - 1) * period
+    partners = GossipSettings(partners="hypercube", early=False, period=period)
     rounds, _ = play(lambda: Gossip(partners), starts, still(size, turns), lr=0.0)
     mean = torch.tensor(starts, dtype=torch.float64).mean(dim=0)
     for values in rounds:

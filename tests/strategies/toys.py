@@ -52,12 +52,13 @@ class Toy:
         return self.bucket.parameters.memory.mine
 
 
-def play(make, starts, gradients, lr=1.0, momentum=0.0, delays=None, round_s=ROUND_S):
+def play(make, starts, gradients, lr=1.0, momentum=0.0, delays=None, round_s=ROUND_S, death=None):
     """Let ranks take steps, one round each second; return all values after each round.
 
     `gradients[rank][step]` is a list of numbers, or a function of the rank's present values.
-    `delays[rank]` is how much later in each round a rank acts. Messages take `LATENCY_S`. Returns
-    the values of every rank after each round, by round, and the strategies.
+    `delays[rank]` is how much later in each round a rank acts. Messages take `LATENCY_S`. `death`
+    is a rank, and when it dies after the first round began. Returns the values of every rank after
+    each round, by round, and the strategies.
     """
     clock = Clock()
     size, steps = len(starts), len(gradients[0])
@@ -90,7 +91,14 @@ def play(make, starts, gradients, lr=1.0, momentum=0.0, delays=None, round_s=ROU
             rounds[step][rank] = toy.values.tolist()
         strategy.last = strategy.gather(is_wanted=True)
 
-    for rank in range(size):
-        clock.spawn(f"rank {rank}", live, rank)
+    processes = [clock.spawn(f"rank {rank}", live, rank) for rank in range(size)]
+
+    def die(rank):
+        clock.kill(processes[rank])
+        world.die(world.endpoints[rank], " (died)")
+
+    if death is not None:
+        rank, after_s = death
+        clock.at(ROUND_S + after_s, die, rank)
     clock.run()
     return rounds, strategies
