@@ -383,6 +383,7 @@ class Replica:
             self._pending_state = None
         else:
             self._adopt_optimizer_state()
+        self._lane.call(self.strategy.admit)
         if not self.overlap:
             # Parameters are up to date when step() returns, and step() takes the gradients: there
             # is nothing to wait for in forward and nothing to do in backward.
@@ -945,6 +946,10 @@ class Replica:
             return
         self.synchronize()
         self._take_back("optimizer state was loaded between backward and step()")
+        self._lane.call(self._run_load_state, state)
+
+    def _run_load_state(self, state: dict[str, dict[str, Any]]) -> None:
+        # On the lane: where others' gradients are served, no update may come in between.
         for bucket in self.buckets:
             for slot in bucket.slots:
                 if slot.name in state:
@@ -1017,6 +1022,11 @@ class Replica:
     def meet(self) -> None:
         """Wait for all ranks that are not gone, where ranks otherwise do not wait."""
         self._lane.call(self.strategy.meet)
+
+    def stay_while_needed(self) -> None:
+        """Before this rank leaves: wait for the others, if they cannot go on without it."""
+        if self._is_built and self._rank not in self.strategy.may_lose(self.comm.size):
+            self.meet()
 
     def _put(
         self, memories: list[torch.Tensor], values: list[torch.Tensor], buffers: torch.Tensor

@@ -213,6 +213,8 @@ class Session:
         self._is_closed = True
         if in_good_order and self.lane.failure is None:
             with contextlib.suppress(Exception):
+                for replica in self.replicas:
+                    replica.stay_while_needed()
                 self.lane.drain()
         if self.lane.failure is None:
             self.lane.close()

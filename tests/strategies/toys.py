@@ -77,6 +77,7 @@ def play(make, starts, gradients, lr=1.0, momentum=0.0, delays=None, round_s=ROU
             lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=momentum),
         )
         strategy.start(toy, comm)
+        strategy.admit()
         clock.sleep(ROUND_S - clock.now_s)
         for step in range(steps):
             begins_s = ROUND_S + step * round_s + (delays or [0.0] * size)[rank]

@@ -5,7 +5,8 @@ above it). Three ways to fail, three messages:
 
 - died: the connection hung up without a farewell; known at once;
 - silent: no heartbeat for `silent_s`: a frozen process or a machine that is cut off;
-- hung: the rank lives, somebody has waited for it for `hung_s`, and its progress stands still.
+- hung: somebody has waited for it for `hung_s`, and no other rank has got on for as long. A slow
+  rank, or one that waits for a slow one, is not hung.
 
 The first failure is passed on to every rank; who waits is woken. Where the others can go on without
 a rank (`tolerate`), its end is noted and passed on, and nobody fails: every rank then watches the
@@ -127,6 +128,9 @@ class Control:
             self._links[links.parent[0]] = links.parent[1]
         self._parent = links.parent[0] if links.parent else None
         self._records: dict[int, Record] = {}
+        self._begun: dict[int, int] = {}
+        self._moved_at = time.monotonic()
+        """When one of the others was last seen to begin a phase."""
         self._heard = dict.fromkeys(self._links, time.monotonic())
         self._frames = {rank: Frames() for rank in self._links}
         self._callbacks: list[Callable[[RankFailed], None]] = []
@@ -213,16 +217,28 @@ class Control:
                     f"waits for it ({what} {self._last_of(self.place.rank)}). Give every rank the "
                     "same number of steps.",
                 )
-        if waited_s > self.hung_s and waiting_for:
-            self.call_hung(waiting_for[0], waited_s, what)
+        if waiting_for:
+            self.check_hung(waiting_for[0], waited_s, what)
             self.check()
+
+    def check_hung(self, rank: int, waited_s: float, what: str) -> None:
+        """Call a rank hung if this one has waited for it too long and nobody gets on."""
+        if waited_s > self.hung_s and self._look_for_progress() > self.hung_s:
+            self.call_hung(rank, waited_s, what)
+
+    def _look_for_progress(self) -> float:
+        """Return for how many seconds none of the others has begun a phase."""
+        begun, now = self._num_begun(), time.monotonic()
+        if begun != self._begun:
+            self._begun, self._moved_at = begun, now
+        return now - self._moved_at
 
     def call_hung(self, rank: int, waited_s: float, what: str) -> None:
         """Tell everybody that this rank has waited for another for too long.
 
         Where that one waits too, the one furthest behind is to blame.
         """
-        begun = {other: record[3] for other, record in self._known_records().items()}
+        begun = self._num_begun()
         culprit = min([rank, *begun], key=lambda other: begun.get(other, 0))
         through = "it" if culprit == rank else f"rank {rank}, which waits too"
         self._fail(
@@ -235,11 +251,11 @@ class Control:
     def _local_records(self) -> dict[int, Record]:
         return {rank: self.progress.read(at) for at, rank in enumerate(self.place.local_ranks)}
 
-    def _known_records(self) -> dict[int, Record]:
-        """Return the progress of the others, as far as it was heard of, without those that left."""
+    def _num_begun(self) -> dict[int, int]:
+        """Return how many phases the others have begun, as far as heard; not those that left."""
         known = self._records | self._local_records()
         gone = {self.place.rank, *self.left, *self.gone}
-        return {rank: record for rank, record in known.items() if rank not in gone}
+        return {rank: record[3] for rank, record in known.items() if rank not in gone}
 
     def verdict(self, patience_s: float = 3.0) -> RankFailed | None:
         """Give the watchers a moment to say why a connection broke."""
@@ -286,6 +302,7 @@ class Control:
                 now = last_turn = time.monotonic()
                 if now >= next_beat:
                     self._beat()
+                    self._look_for_progress()
                     next_beat = now + HEARTBEAT_S
                 for file in self._pidfds.keys() - watched:
                     watched.add(file)

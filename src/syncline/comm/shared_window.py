@@ -22,7 +22,7 @@ import torch
 
 from syncline.comm.base import Memory
 from syncline.comm.window import Call, Functions, Lost, Patience, Pending, ServedWindow
-from syncline.errors import CommError
+from syncline.errors import CommError, PeerGone
 
 if TYPE_CHECKING:
     from syncline.comm.shared_memory import SharedMemory
@@ -78,12 +78,15 @@ class PostOffice:
         values: Memory | None,
         out: Memory | None,
         note: bytes,
-    ) -> _Posted:
+    ) -> Pending:
         number = self._asked[owner] = self._asked[owner] + 1
         cell, words = self._cell(self._position, owner, number), self.words
         before = self._in_cell.get(cell)
         if before is not None:
-            before.wait()  # it takes its answer out of the cell
+            try:
+                before.wait()  # it takes its answer out of the cell
+            except PeerGone as gone:
+                return Lost(gone.rank)
         words[cell + _WINDOW] = window
         words[cell + _FUNCTION] = function
         words[cell + _NOTE_BYTES] = len(note)

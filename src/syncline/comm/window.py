@@ -194,10 +194,9 @@ class Patience:
         while not is_true():
             self._control.check()
             self._hub.sleep(is_true)
-            waited_s = time.monotonic() - started
-            if late is not None and waited_s > self._control.hung_s:
+            if late is not None:
                 for rank in late()[:1]:  # none, if it has come or is gone by now
-                    self._control.call_hung(rank, waited_s, why())
+                    self._control.check_hung(rank, time.monotonic() - started, why())
 
     def check(self, rank: int) -> None:
         if self.is_gone(rank):

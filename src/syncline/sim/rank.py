@@ -171,6 +171,7 @@ class VirtualRank:
         settings, conditions = self.settings, self.settings.conditions
         self._lane.submit(self._lay_out)
         self._lane.submit(self.strategy.start, self, self.comm)
+        self._lane.submit(self.strategy.admit)
         self._lane.drain()
         self._times = times_of(self.buckets, self._layers)
         for bucket in self.buckets:

@@ -49,7 +49,9 @@ class Apart(Strategy):
         self._buffers = replica.flat_buffers()
         self._statistics = comm.window(self._buffers.numel(), torch.float64, {})
         self.open(replica)
-        comm.barrier()  # nobody comes before every window is open
+
+    def admit(self) -> None:
+        self.comm.barrier()
 
     def open(self, replica: Spreadable) -> None:
         """Make windows and state. Every rank calls it."""

@@ -91,6 +91,9 @@ class Strategy:
     def start(self, replica: Spreadable, comm: Communicator) -> None:
         """Allocate state; the buckets are laid out. Every rank calls it."""
 
+    def admit(self) -> None:
+        """Let other ranks come: all is in place, saved state too. Every rank calls it."""
+
     def gradient_ready(self, bucket: Bucket) -> None:
         """Backward has finished this bucket on this rank. Last layers come first."""
 
