@@ -48,7 +48,7 @@ from syncline.comm.control import Control
 from syncline.comm.hub import ALONE, NUM_CHANNELS, PATIENT
 from syncline.comm.tree import LeafPlan
 from syncline.early import EarlyUpdates, why_not_early
-from syncline.errors import RankFailed, UsageError
+from syncline.errors import UsageError
 from syncline.lane import Lane
 from syncline.parameters import (
     GradientTaken,
@@ -61,6 +61,7 @@ from syncline.parameters import (
     waiters,
 )
 from syncline.perf.trace import Recorder
+from syncline.state import State
 from syncline.update import (
     Hyper,
     Reach,
@@ -120,7 +121,7 @@ class Replica:
         self._is_built = False
         self._bucket_bytes = bucket_bytes
         self._order: list[Slot] = []
-        self._pending_state: dict[str, dict[str, Any]] | None = None
+        self._pending_state: State | None = None
 
         strategy.check(comm.size, self.shards)
         if strategy.is_taken:
@@ -129,12 +130,12 @@ class Replica:
                 "one for each distribute()."
             )
         strategy.is_taken = True
-        self._slots = self._find_parameters()
-        self._parameters = [slot.parameter for slot in self._slots]
-        self._slot_of = {id(slot.parameter): slot for slot in self._slots}
+        self.slots = self._find_parameters()
+        self._parameters = [slot.parameter for slot in self.slots]
+        self._slot_of = {id(slot.parameter): slot for slot in self.slots}
         self.reach = find_reach(optimizer)
         self._idle_optimizer = idle_copy(optimizer)
-        total_bytes = sum(s.num_elements * s.parameter.dtype.itemsize for s in self._slots)
+        total_bytes = sum(s.num_elements * s.parameter.dtype.itemsize for s in self.slots)
         self.overlap = total_bytes >= INLINE_BYTES if overlap is None else overlap
         # Without overlap several buckets would only mean several meetings.
         self.bucket_bytes = bucket_bytes or (
@@ -171,7 +172,7 @@ class Replica:
         self._gradient_handles = list(self._hook_parameters())
         self._use_handles = list(self._hook_modules())
         lane.wake_on_failure(self._wake)
-        for slot in self._slots:
+        for slot in self.slots:
             become(slot.parameter, InFlight)  # the first touch tells the order of use
 
     # Recording.
@@ -261,7 +262,7 @@ class Replica:
                     source.copy_(flat)
 
     def _hook_parameters(self) -> Iterator[Any]:
-        for slot in self._slots:
+        for slot in self.slots:
             waiters.set(slot.parameter, self._make_wait(slot))
             hook = self._make_hook(slot)
             yield slot.parameter.register_post_accumulate_grad_hook(hook)
@@ -354,17 +355,17 @@ class Replica:
             # Ranks of other groups may ask this one for something at any time.
             self._lane.start_thread()
         self._lane.drain()
-        used = {slot.number for slot in self._slots if slot.fired}
+        used = {slot.number for slot in self.slots if slot.fired}
         seen = dict.fromkeys(slot.number for slot in self._order if slot.number in used)
         order = [*seen, *(number for number in sorted(used) if number not in seen)]
-        idle = [slot.number for slot in self._slots if slot.number not in used]
+        idle = [slot.number for slot in self.slots if slot.number not in used]
         mine = msgspec.json.encode([order, idle, os.cpu_count() or 1])
         everybody = self._lane.call(exchange_bytes, self.comm, mine)
         told = everybody[self.comm.ranks.index(min(self.comm.ranks))]
         layout = tuple[list[int], list[int], int]
         order, idle, self._num_cores = msgspec.json.decode(told, type=layout)
-        self._ordered = [self._slots[number] for number in order]
-        self._idle = [self._slots[number] for number in idle]
+        self._ordered = [self.slots[number] for number in order]
+        self._idle = [self.slots[number] for number in idle]
         self._without = set(idle)
         # A bucket of parameters without use is sent last, so that it holds up no other.
         may_lose = self.strategy.may_lose(self.comm.size)
@@ -375,7 +376,7 @@ class Replica:
         self._is_built = True
         for bucket in self.buckets:
             bucket.step = self.step_number
-        for slot in self._slots:
+        for slot in self.slots:
             become(slot.parameter, GradientTaken if slot.fired else Parameter)
             slot.expected = max(slot.expected, slot.fired)
         if self._pending_state is not None:
@@ -390,7 +391,7 @@ class Replica:
             for handle in [*self._use_handles, *self._gradient_handles]:
                 handle.remove()
             self._use_handles, self._gradient_handles = [], []
-            for slot in self._slots:
+            for slot in self.slots:
                 become(slot.parameter, Guarded)
         for line in self.describe():
             log.info("%s", line)
@@ -477,7 +478,7 @@ class Replica:
         return self._group_of[id(slot.parameter)]
 
     def _make_flags(self, comm: Communicator) -> None:
-        self._flags = small_sum(comm, len(self._slots) + 3 + len(self._summed), torch.float32)
+        self._flags = small_sum(comm, len(self.slots) + 3 + len(self._summed), torch.float32)
         self._flags_view = self._flags.slots[0].mine.numpy()
 
     def describe(self) -> list[str]:
@@ -566,7 +567,7 @@ class Replica:
         if not self._is_built:
             self._build()
         plan = self._leaves[self._shard_order]
-        for slot in self._slots:
+        for slot in self.slots:
             if not slot.is_taken:
                 gradient = take_grad(slot.parameter)
                 if gradient is not None and not slot.fired:
@@ -611,7 +612,7 @@ class Replica:
     def _open_shard(self, shard: int) -> None:
         self._shard = shard
         self._is_shard_closed = False
-        for slot in self._slots:
+        for slot in self.slots:
             slot.fired = 0
             slot.is_taken = False
         for bucket in self.buckets:
@@ -648,7 +649,7 @@ class Replica:
             instead["closure"] = lambda: loss
         self._lane.check()
         self._check_unchanged()
-        if self._is_sent and any(raw_grad(slot.parameter) is not None for slot in self._slots):
+        if self._is_sent and any(raw_grad(slot.parameter) is not None for slot in self.slots):
             raise UsageError("backward() ran again after the gradients were clipped. Clip last.")
         with self._no_grad:
             if self.overlap:
@@ -704,7 +705,7 @@ class Replica:
     def _check_unchanged(self) -> None:
         versions = [version_of(parameter) for parameter in self._parameters]
         if versions != self._versions and not self._private_parameters:
-            pairs = zip(self._slots, versions, self._versions, strict=True)
+            pairs = zip(self.slots, versions, self._versions, strict=True)
             name = next(slot.name for slot, now, then in pairs if now != then)
             raise UsageError(
                 f"parameter {name} was changed in place outside the optimizer, but the ranks of a "
@@ -748,7 +749,7 @@ class Replica:
     def _new_flags(self) -> list[float]:
         spoilt = self._early.spoilt_by is not None
         return [
-            *[float(slot.has_gradient) for slot in self._slots],
+            *[float(slot.has_gradient) for slot in self.slots],
             float(self.buffers.has_changed_others),
             float(spoilt),
             self._early.step_s(),
@@ -763,7 +764,7 @@ class Replica:
         self._next_send = 0
         self._early.begin_step()
         self._open_shard(self.my_shards[0])
-        for slot in self._slots:
+        for slot in self.slots:
             slot.has_gradient = False
 
     # The comm lane.
@@ -892,7 +893,7 @@ class Replica:
 
     def _run_clip(self, max_norm: float, total: list[torch.Tensor]) -> None:
         if self._norm is None:
-            self._norm = Norm(self._slots, self.buckets, self.group)
+            self._norm = Norm(self.slots, self.buckets, self.group)
         total.append(self._norm.clip(max_norm))
 
     def discard_gradients(self) -> None:
@@ -906,7 +907,7 @@ class Replica:
             self._lane.call(self.strategy.discard, bucket)
         self.step_number -= 1
         self._begin_next_step()
-        for slot in self._slots:
+        for slot in self.slots:
             become(slot.parameter, Parameter if self.overlap else Guarded)
 
     # Optimizer state: spread over ranks, whole in checkpoints.
@@ -919,7 +920,7 @@ class Replica:
             )
         if self._is_built:
             whole = self.optimizer_state()
-            for slot in self._slots:
+            for slot in self.slots:
                 if slot.name in whole:
                     self.optimizer.state[slot.parameter] = whole[slot.name]
 
@@ -932,14 +933,14 @@ class Replica:
             return
         state = {
             slot.name: dict(self.optimizer.state[slot.parameter])
-            for slot in self._slots
+            for slot in self.slots
             if slot.parameter in self.optimizer.state
         }
         self.optimizer.state.clear()
         if state:
             self.load_optimizer_state(state)
 
-    def load_optimizer_state(self, state: dict[str, dict[str, Any]]) -> None:
+    def load_optimizer_state(self, state: State) -> None:
         """Take the whole state, by parameter name; each rank keeps its strips. No collective."""
         if not self._is_built:
             self._pending_state = state
@@ -948,34 +949,24 @@ class Replica:
         self._take_back("optimizer state was loaded between backward and step()")
         self._lane.call(self._run_load_state, state)
 
-    def _run_load_state(self, state: dict[str, dict[str, Any]]) -> None:
+    def _run_load_state(self, state: State) -> None:
         # On the lane: where others' gradients are served, no update may come in between.
         for bucket in self.buckets:
             for slot in bucket.slots:
                 if slot.name in state:
                     bucket.update.load_state(slot, state[slot.name])
 
-    def optimizer_state(self) -> dict[str, dict[str, Any]]:
-        """Return the whole optimizer state by parameter name. Every rank calls it."""
-        from syncline.state import gather_optimizer_state
+    def optimizer_state(self, *, is_wanted: bool = True) -> State:
+        """Return the whole optimizer state by parameter name. Every rank calls it.
 
+        Where a rank does not want it, it may come out empty.
+        """
         if not self._is_built:
             return self._pending_state or {}
         self.synchronize()
         self._take_back("optimizer state was asked for between backward and step()")
-        self._lane.drain()
-        holders = self.strategy.state_group(self.comm)
-
-        def gather() -> dict[str, dict[str, Any]]:
-            try:
-                return gather_optimizer_state(self._slots, self.buckets, holders)
-            except RankFailed as error:
-                if self._control is None or error.rank not in self._control.gone:
-                    raise
-                log.warning("the optimizer's state is not collected: rank %d is gone", error.rank)
-                return {}
-
-        return self._lane.call(gather)
+        gather = functools.partial(self.strategy.gather_state, is_wanted=is_wanted)
+        return self._lane.call(gather, self, self.comm)
 
     # What stands for the run as a whole.
 
@@ -1041,7 +1032,7 @@ class Replica:
         self.recorder = None
         for handle in [*self._handles, *self._use_handles, *self._gradient_handles]:
             handle.remove()
-        for slot in self._slots:
+        for slot in self.slots:
             become(slot.parameter, Parameter)
             slot.parameter.data = slot.parameter.detach().clone(memory_format=torch.preserve_format)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +10,13 @@ import torch
 
 from syncline.bucket import Bucket, Slot
 from syncline.comm.base import Communicator, exchange_bytes
+from syncline.comm.window import Call
 from syncline.update import flatten_like
+
+State = dict[str, dict[str, Any]]
+"""By parameter name and by the optimizer's own keys."""
+_CHUNK_BYTES = 1 << 20
+_LIST = -1
 
 
 class _Entry(msgspec.Struct):
@@ -50,13 +56,81 @@ def _held(bucket: Bucket) -> list[tuple[_Entry, torch.Tensor | None]]:
 
 def gather_optimizer_state(
     slots: Sequence[Slot], buckets: Sequence[Bucket], comm: Communicator
-) -> dict[str, dict[str, Any]]:
+) -> State:
     """Put the whole state together on every rank, shaped as each parameter. A collective."""
-    shapes = {slot.name: slot.parameter for slot in slots}
     mine = [held for bucket in buckets for held in _held(bucket)]
+
+    def broadcast(root: int, number: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+        value = mine[number][1] if root == comm.position else torch.empty(size, dtype=dtype)
+        assert value is not None
+        comm.broadcast(value, root)
+        return value
+
     listed = exchange_bytes(comm, msgspec.json.encode([entry for entry, _ in mine]))
-    whole: dict[str, dict[str, Any]] = {}
-    for root, text in enumerate(listed):
+    return _put_together(slots, enumerate(listed), broadcast)
+
+
+class StateWindow:
+    """What each rank holds of the optimizer's state, to be read by others one by one.
+
+    Made by all ranks together. What is read holds together if nobody updates meanwhile.
+    """
+
+    def __init__(self, comm: Communicator, buckets: Sequence[Bucket]) -> None:
+        self._buckets = buckets
+        self._held: list[tuple[_Entry, torch.Tensor | None]] = []
+        self._inbox = comm.allocate(_CHUNK_BYTES, torch.uint8)
+        functions = {"list": self._serve_list, "read": self._serve_read}
+        self._window = comm.window(0, torch.uint8, functions)
+
+    def gather(self, slots: Sequence[Slot], positions: Iterable[int]) -> State:
+        """Put the whole state together from what some positions hold."""
+        listed = []
+        for position in positions:
+            num_bytes = self._window.call(position, "list").wait()
+            listed.append((position, bytes(self._read(position, _LIST, num_bytes).numpy())))
+
+        def read(root: int, number: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+            return self._read(root, number, size * dtype.itemsize).view(dtype)
+
+        return _put_together(slots, listed, read)
+
+    def _read(self, position: int, number: int, num_bytes: int) -> torch.Tensor:
+        found = torch.empty(num_bytes, dtype=torch.uint8)
+        for start in range(0, num_bytes, _CHUNK_BYTES):
+            part = self._inbox.part(0, min(_CHUNK_BYTES, num_bytes - start))
+            self._window.call(position, "read", None, part, b"%d %d" % (number, start)).wait()
+            found[start : start + _CHUNK_BYTES] = part.mine
+        return found
+
+    def _serve_list(self, call: Call) -> int:
+        """Say what is held now, and how long the list of it is."""
+        self._held = [held for bucket in self._buckets for held in _held(bucket)]
+        text = msgspec.json.encode([entry for entry, _ in self._held])
+        self._list = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        return len(text)
+
+    def _serve_read(self, call: Call) -> int:
+        assert call.out is not None
+        number, start = map(int, call.note.split())
+        held = self._list if number == _LIST else self._held[number][1]
+        assert held is not None
+        call.out.copy_(held.view(torch.uint8)[start : start + call.out.numel()])
+        return 0
+
+
+def _put_together(
+    slots: Sequence[Slot],
+    listed: Iterable[tuple[int, bytes]],
+    value_of: Callable[[int, int, int, torch.dtype], torch.Tensor],
+) -> State:
+    """Make whole values out of what ranks hold.
+
+    `value_of` gets a number of elements that a position has listed under a number.
+    """
+    shapes = {slot.name: slot.parameter for slot in slots}
+    whole: State = {}
+    for position, text in listed:
         for number, entry in enumerate(msgspec.json.decode(text, type=list[_Entry])):
             state = whole.setdefault(entry.name, {})
             if not entry.dtype:
@@ -64,9 +138,7 @@ def gather_optimizer_state(
                 continue
             dtype: torch.dtype = getattr(torch, entry.dtype)
             size = entry.stop - entry.start if entry.is_spread else max(1, _product(entry.shape))
-            value = mine[number][1] if root == comm.position else torch.empty(size, dtype=dtype)
-            assert value is not None
-            comm.broadcast(value, root)
+            value = value_of(position, number, size, dtype)
             if not entry.is_spread:
                 state[entry.key] = value.view(entry.shape).clone()
                 continue

@@ -263,7 +263,10 @@ class _Run:
             if own is not self._saved:
                 self.replica.load_own(own.model)
             self.replica.load_optimizer_state(own.optimizer)
-            self.replica.strategy.load_state(own.strategy, self._saved.model)
+            # A rank that is new begins with the whole, and with nothing that was another's own.
+            is_new = self.replica.strategy.keeps_own and own is self._saved
+            state = {} if is_new else own.strategy
+            self.replica.strategy.load_state(state, self._saved.model)
             self.replica.step_number = start
             self._saved = None
         metrics = self.out / "metrics.jsonl"
@@ -551,7 +554,7 @@ class _Run:
     def _save(self, step: int, folder: Path, *, is_wanted: bool) -> None:
         """Write a checkpoint of what the model holds now. Every rank calls it."""
         self._note("save")
-        optimizer_state = self.replica.optimizer_state()
+        optimizer_state = self.replica.optimizer_state(is_wanted=is_wanted)
         if is_wanted:
             model, strategy = self.model.state_dict(), self.replica.strategy.state()
             saved = checkpoint.Checkpoint(step, self.job, model, optimizer_state, strategy)

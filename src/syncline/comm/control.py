@@ -10,8 +10,10 @@ above it). Three ways to fail, three messages:
 
 The first failure is passed on to every rank; who waits is woken. Where the others can go on without
 a rank (`tolerate`), its end is noted and passed on, and nobody fails: every rank then watches the
-processes of its machine by itself, so that the end of a leader leaves nobody blind. Each rank keeps
-a progress record (step, bucket, phase) where its machine's ranks can read it even after its death.
+processes of its machine by itself, and their beats: the end of a leader leaves nobody blind.
+Across machines a leader that leaves in good order passes messages on until all below it have left.
+Each rank keeps a progress record (step, bucket, phase) where its machine's ranks can read it even
+after its death.
 """
 
 from __future__ import annotations
@@ -42,8 +44,10 @@ _NUMBER_OF = {phase: number for number, phase in enumerate(PHASES)}
 LEFT = -1
 """The phase of a rank that ended in good order."""
 _RECORD = struct.Struct("<qqqq")
-_PID = struct.Struct("<q")
-_PLACE_BYTES = _RECORD.size + _PID.size
+_NUMBER = struct.Struct("<q")
+_PID_AT = _RECORD.size
+_BEATS_AT = _PID_AT + _NUMBER.size
+_PLACE_BYTES = _BEATS_AT + _NUMBER.size
 _HOW: dict[str, type[RankFailed]] = {"died": RankDied, "silent": RankSilent, "hung": RankHung}
 
 
@@ -69,8 +73,9 @@ class ProgressBoard:
     def __init__(self, file: int, local_size: int, local_rank: int) -> None:
         self._map = mmap.mmap(file, local_size * _PLACE_BYTES)
         self._offset = local_rank * _PLACE_BYTES
-        _PID.pack_into(self._map, self._offset + _RECORD.size, os.getpid())
+        _NUMBER.pack_into(self._map, self._offset + _PID_AT, os.getpid())
         self.step = 0
+        self._num_beats = 0
         self._num_phases = 0
         self.write("start")
 
@@ -94,8 +99,19 @@ class ProgressBoard:
 
     def pid(self, local_rank: int) -> int:
         """Return a rank's process; 0 as long as it has not come."""
-        (pid,) = _PID.unpack_from(self._map, local_rank * _PLACE_BYTES + _RECORD.size)
-        return int(pid)
+        return self._number(local_rank, _PID_AT)
+
+    def beat(self) -> None:
+        """Say that this rank's control thread runs."""
+        self._num_beats += 1
+        _NUMBER.pack_into(self._map, self._offset + _BEATS_AT, self._num_beats)
+
+    def num_beats(self, local_rank: int) -> int:
+        return self._number(local_rank, _BEATS_AT)
+
+    def _number(self, local_rank: int, at: int) -> int:
+        (number,) = _NUMBER.unpack_from(self._map, local_rank * _PLACE_BYTES + at)
+        return int(number)
 
 
 def describe(record: Record) -> str:
@@ -127,6 +143,7 @@ class Control:
         if links.parent is not None:
             self._links[links.parent[0]] = links.parent[1]
         self._parent = links.parent[0] if links.parent else None
+        self._children = set(links.children)
         self._records: dict[int, Record] = {}
         self._begun: dict[int, int] = {}
         self._moved_at = time.monotonic()
@@ -136,11 +153,15 @@ class Control:
         self._callbacks: list[Callable[[RankFailed], None]] = []
         self._gone_callbacks: list[Callable[[int], None]] = []
         self._tolerated: frozenset[int] = frozenset()
+        self._beats: dict[int, tuple[int, float]] = {}
+        """How many beats each watched rank of this machine had made, and since when."""
         self._pidfds: dict[int, int] = {}
         """Processes that are watched: file descriptor -> rank."""
         self._lock = threading.RLock()
         self._wake, self._waker = socket.socketpair()
+        self._changed = threading.Condition(self._lock)
         self._closing = False
+        self._is_over = False
         for sock in self._links.values():
             sock.settimeout(5.0)
         self._thread = threading.Thread(target=self._watch, name="syncline-control", daemon=True)
@@ -271,6 +292,12 @@ class Control:
         sentence = f"rank {rank} failed {self._last_of(rank)}: {why}"
         self._send_all(Message(gone=rank, how="died", why=sentence))
 
+    def _pass_on_until_all_left(self) -> None:
+        """Stay for those below, who hear of each other through this rank."""
+        while self.failure is None and self._children - self.left - self.gone.keys():
+            with self._changed:
+                self._changed.wait(HEARTBEAT_S)
+
     def close(self, *, in_good_order: bool = True) -> None:
         """Say farewell, so that peers do not take the hang-up for a death."""
         with self._lock:
@@ -280,6 +307,9 @@ class Control:
         if in_good_order and self.failure is None:
             self.progress.write_left()
             self._send_all(Message(left=[self.place.rank]))
+            if len(self.place.leaders) > 1:
+                self._pass_on_until_all_left()
+        self._is_over = True
         self._waker.send(b"x")
         self._thread.join(timeout=5.0)
         for sock in self._links.values():
@@ -298,7 +328,7 @@ class Control:
                 selector.register(sock, selectors.EVENT_READ, rank)
             next_beat = time.monotonic()
             watched: set[int] = set()
-            while not self._closing:
+            while not self._is_over:
                 now = last_turn = time.monotonic()
                 if now >= next_beat:
                     self._beat()
@@ -309,7 +339,7 @@ class Control:
                     selector.register(file, selectors.EVENT_READ, self._pidfds[file])
                 for key, _ in selector.select(max(0.0, next_beat - time.monotonic())):
                     if key.fileobj is self._wake:
-                        if not self._closing:
+                        if not self._is_over:
                             self._wake.recv(1)
                     elif key.fileobj in watched:
                         selector.unregister(key.fileobj)
@@ -321,9 +351,11 @@ class Control:
                 if now - last_turn > 3 * HEARTBEAT_S:
                     # This rank itself was frozen: what it did not hear is nobody else's silence.
                     self._heard = dict.fromkeys(self._heard, now)
+                    self._beats = {}
                 self._look_for_silence()
 
     def _beat(self) -> None:
+        self.progress.beat()
         records = self._local_records()
         if self.place.local_rank != 0:
             records = {self.place.rank: records[self.place.rank]}
@@ -350,13 +382,22 @@ class Control:
                 self._send_all(Message(left=message.left), but=rank)
             if message.gone is not None:
                 self._fail(message.gone, message.how, message.why, source=rank)
-        if not data and rank not in self.left and not self._closing:
+        if not data and rank not in self.left and not self._is_over:
             self._fail(rank, "died", f"rank {rank} died {self._last_of(rank)}.")
         return bool(data)
 
     def _look_for_silence(self) -> None:
         now = time.monotonic()
-        for rank, heard in list(self._heard.items()):
+        for rank in set(self._pidfds.values()) - self.left:
+            at = self.place.local_ranks.index(rank)
+            if self.progress.read(at)[2] == LEFT:
+                self.left.add(rank)
+                self._tell_gone(rank)
+            beats = self.progress.num_beats(at)
+            if beats != self._beats.get(rank, (-1, 0.0))[0]:
+                self._beats[rank] = beats, now
+        heard_last = {rank: when for rank, (_, when) in self._beats.items()} | self._heard
+        for rank, heard in heard_last.items():
             if now - heard > self.silent_s and rank not in self.left:
                 self._fail(
                     rank,
@@ -391,11 +432,14 @@ class Control:
                 failure.is_logged = True
             self.failure = failure
             callbacks = list(self._callbacks)
+            self._changed.notify_all()
         self._send_all(Message(gone=rank, how=how, why=sentence), but=source)
         for callback in callbacks:
             callback(failure)
 
     def _tell_gone(self, rank: int) -> None:
+        with self._changed:
+            self._changed.notify_all()
         for callback in self._gone_callbacks:
             callback(rank)
 

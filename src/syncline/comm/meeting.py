@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -33,8 +33,16 @@ class Meeting:
             # Nobody waits for an answer; who is gone hears nothing.
             self._window.call(position, "reach", note=b"%d" % number)
 
-    def until(self, number: int, ranks: Collection[int] | None = None) -> None:
-        """Wait until all ranks, or some, that are not gone have told a number or more."""
+    def until(
+        self,
+        number: int,
+        ranks: Collection[int] | None = None,
+        but: Callable[[int], bool] = lambda rank: False,
+    ) -> None:
+        """Wait until all ranks, or some, that are not gone have told a number or more.
+
+        A rank for which `but` is true meanwhile is not waited for.
+        """
         positions = [
             at for at, rank in enumerate(self._comm.ranks) if ranks is None or rank in ranks
         ]
@@ -42,7 +50,7 @@ class Meeting:
         def late() -> list[int]:
             gone = self._window.gone()
             there = [self._comm.ranks[at] for at in positions if at not in gone]
-            return [rank for rank in there if self.reached[rank] < number]
+            return [rank for rank in there if self.reached[rank] < number and not but(rank)]
 
         self._window.until(
             lambda: not late(), lambda: f"{self._name} {number} waits for rank {late()}", late
@@ -62,13 +70,17 @@ class Meeting:
         ranks = [self._comm.ranks[position] for position in positions]
 
         def is_called() -> bool:
-            return any(self.reached[rank] > self._num_met for rank in ranks)
+            return any(map(self.is_called_by, ranks))
 
         self._window.until(
             lambda: is_called() or positions <= self._window.gone(),
             lambda: f"{self._name}: others still work",
         )
         return is_called()
+
+    def is_called_by(self, rank: int) -> bool:
+        """Say whether a rank is in a meeting that this one has not come to."""
+        return self.reached[rank] > self._num_met
 
     def living(self) -> list[int]:
         """Return the positions of ranks that are not gone."""

@@ -12,15 +12,17 @@ from typing import Any, Protocol
 
 import torch
 
-from syncline.bucket import Bucket, Step, Update
+from syncline.bucket import Bucket, Slot, Step, Update
 from syncline.comm.base import Communicator
 from syncline.comm.tree import LeafPlan, Spread, plan_leaves, shard_range
 from syncline.errors import ConfigError
+from syncline.state import State, gather_optimizer_state
 
 
 class Spreadable(Protocol):
     """What a strategy may ask of a replica, in real or in virtual time."""
 
+    slots: list[Slot]
     buckets: list[Bucket]
 
     def cut(self, bucket: Bucket, comm: Communicator, num_owners: int) -> tuple[int, ...]:
@@ -87,6 +89,10 @@ class Strategy:
     def state_group(self, comm: Communicator) -> Communicator:
         """Return the ranks that hold the optimizer's state together, each its strips."""
         return self.group(comm)
+
+    def gather_state(self, replica: Spreadable, comm: Communicator, *, is_wanted: bool) -> State:
+        """Return the optimizer's whole state. Every rank that is there calls it."""
+        return gather_optimizer_state(replica.slots, replica.buckets, self.state_group(comm))
 
     def start(self, replica: Spreadable, comm: Communicator) -> None:
         """Allocate state; the buckets are laid out. Every rank calls it."""
