@@ -146,11 +146,14 @@ class FlatLoader:
 class ServingLoader:
     """For a rank that only serves others: there is no data, and the loop ends when they have."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, others: ShardedLoader) -> None:
+        """`others` is what a rank that computes would loop over."""
         self._replica = replica
+        self._others = others
 
     def __len__(self) -> int:
-        return 0
+        """Steps in an epoch of those who compute: schedules are made from it."""
+        return len(self._others)
 
     def __iter__(self) -> Iterator[Any]:
         self._replica.serve_to_the_end()

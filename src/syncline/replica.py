@@ -156,6 +156,8 @@ class Replica:
         self._scale = 1.0 / len(self._summed)
         self._without: set[int] = set()
         self._is_spoilt = False
+        self._is_loaded = False
+        """Whether parameters were loaded after the first step."""
         self._versions: list[int] = []
         self._no_grad = torch.no_grad()  # made once: that costs more than to enter it
 
@@ -629,6 +631,11 @@ class Replica:
 
     def _close_backward(self) -> None:
         """Close the last shard; refuse a step whose shards are not all done."""
+        if not self.my_shards:
+            raise UsageError(
+                f"rank {self._rank} serves the others and takes no steps of its own. Loop over "
+                "syncline.shard(loader): it yields no batch here, and ends when the others have."
+            )
         if self._shard != self.my_shards[-1]:
             raise UsageError(
                 f"step() came after {self._shard - self.my_shards[0] + 1} of this rank's "
@@ -720,6 +727,11 @@ class Replica:
                     "a parameter that was frozen at distribute() now needs a gradient, and would "
                     "be updated on each rank alone. Unfreeze it before distribute()."
                 )
+        if self._is_loaded and self.strategy.is_apart and self.comm.size > 1:
+            raise UsageError(
+                "parameters were loaded after the first step, but into this rank's own model only, "
+                "not into what the ranks hold together. Load them before the first step."
+            )
         held = [len(group["params"]) for group in self.optimizer.param_groups]
         if held != self._num_held:
             raise UsageError(
@@ -730,6 +742,7 @@ class Replica:
     def _after_load(self) -> None:
         """Take up parameters that were written from outside: by all ranks, with the same values."""
         self._note_versions()
+        self._is_loaded = self._is_built
         self._take_back("parameters were loaded between backward and step()")
         for bucket in self.buckets:
             if bucket.in_use is not None:
@@ -995,6 +1008,11 @@ class Replica:
         self.synchronize()
         found = None
         if self.strategy.is_apart and self._is_built:
+            if self._is_sent or any(slot.is_taken for slot in self.slots):
+                raise UsageError(
+                    "whole() came between backward() and step(), when gradients are on their way. "
+                    "Call it after step()."
+                )
             gather = functools.partial(self.strategy.gather, is_wanted=is_wanted)
             found = self._lane.call(gather)
         if found is None:
@@ -1004,11 +1022,13 @@ class Replica:
         kept, kept_buffers = [memory.clone() for memory in memories], self.flat_buffers()
         with torch.no_grad():
             self._put(memories, *found)
+        is_loaded = self._is_loaded
         try:
             yield
         finally:
             with torch.no_grad():
                 self._put(memories, kept, kept_buffers)
+            self._is_loaded = is_loaded
 
     def meet(self) -> None:
         """Wait for all ranks that are not gone, where ranks otherwise do not wait."""

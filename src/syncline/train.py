@@ -229,6 +229,8 @@ class _Run:
         self.trace = trace
         self.progress = progress
         self._written: int | None = None
+        self._first_steps = self._steps_of_all = 0.0
+        """Steps of all ranks when this one had taken its first, and its last."""
         self._table: Partials | None = None
         self.data = load_data(job)
         self.order = Order(job, self.data)
@@ -335,7 +337,9 @@ class _Run:
                 replica.clip_grad_norm_(job.optimizer.clip_norm)
             self.optimizer.step()
             step_ends.append(time.perf_counter())
+            self._steps_of_all = self._count_steps()
             if step == start:
+                self._first_steps = self._steps_of_all
                 self.progress.start(job, replica.describe())
                 replica.waited_s = 0.0  # the first step waits for everybody's set-up
             done = step + 1
@@ -407,10 +411,20 @@ class _Run:
             self.session.control.progress.write(phase)
 
     def _pace(self, step_ends: list[float]) -> float:
-        """Samples per second since the first step, which also sets up."""
+        """Samples per second of all ranks, since the first step, which also sets up."""
         if len(step_ends) < 2:
             return 0.0
-        return self.batch * (len(step_ends) - 1) / (step_ends[-1] - step_ends[0])
+        steps = self._steps_of_all - self._first_steps
+        return self.batch * steps / (step_ends[-1] - step_ends[0])
+
+    def _count_steps(self) -> float:
+        """Steps taken by now: where each rank has a pace of its own, the mean over ranks."""
+        control, strategy = self.session.control, self.replica.strategy
+        if control is None or not strategy.is_apart:
+            return float(self.replica.step_number)
+        steps = control.steps()
+        workers = range(strategy.num_workers(self.world.size))
+        return statistics.fmean(steps.get(rank, 0) for rank in workers)
 
     def _exposed(self, step_ends: list[float]) -> float:
         if len(step_ends) < 2:

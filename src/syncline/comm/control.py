@@ -39,6 +39,8 @@ from syncline.errors import CommError, RankDied, RankFailed, RankHung, RankSilen
 log = logging.getLogger("syncline")
 
 HEARTBEAT_S = 1.0
+LAST_WORDS_S = 5.0
+"""How long a rank that fails by its own fault has to say why."""
 PHASES = ("start", "forward", "backward", "step", "reduce", "update", "gather", "evaluate", "save")
 _NUMBER_OF = {phase: number for number, phase in enumerate(PHASES)}
 LEFT = -1
@@ -155,6 +157,8 @@ class Control:
         self._tolerated: frozenset[int] = frozenset()
         self._beats: dict[int, tuple[int, float]] = {}
         """How many beats each watched rank of this machine had made, and since when."""
+        self._fences: dict[int, float] = {}
+        """When ranks that count as gone are ended, should they still be there."""
         self._pidfds: dict[int, int] = {}
         """Processes that are watched: file descriptor -> rank."""
         self._lock = threading.RLock()
@@ -269,6 +273,10 @@ class Control:
             f"{waited_s:.0f} s for {through} ({what}).",
         )
 
+    def steps(self) -> dict[int, int]:
+        """Return how many steps each rank has taken, also those that are gone; as far as heard."""
+        return {rank: record[0] for rank, record in (self._records | self._local_records()).items()}
+
     def _local_records(self) -> dict[int, Record]:
         return {rank: self.progress.read(at) for at, rank in enumerate(self.place.local_ranks)}
 
@@ -353,6 +361,7 @@ class Control:
                     self._heard = dict.fromkeys(self._heard, now)
                     self._beats = {}
                 self._look_for_silence()
+                self._fence()
 
     def _beat(self) -> None:
         self.progress.beat()
@@ -422,7 +431,7 @@ class Control:
                 log.warning("rank %d: %s The others go on.", self.place.rank, sentence)
                 self.gone[rank] = failure
                 self._heard.pop(rank, None)
-                self._fence(rank)
+                self._fences[rank] = time.monotonic() + (LAST_WORDS_S if how == "died" else 0.0)
                 self._send_all(Message(gone=rank, how=how, why=sentence), but=source)
                 self._tell_gone(rank)
                 return
@@ -443,10 +452,12 @@ class Control:
         for callback in self._gone_callbacks:
             callback(rank)
 
-    def _fence(self, rank: int) -> None:
-        """End a rank of this machine that counts as gone: it must not come back half-way."""
-        for file, other in self._pidfds.items():
-            if other == rank:
+    def _fence(self) -> None:
+        """End ranks of this machine that count as gone: they must not come back half-way."""
+        due = {rank for rank, when in list(self._fences.items()) if when <= time.monotonic()}
+        for file, rank in list(self._pidfds.items()):
+            if rank in due:
+                del self._fences[rank]
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(file, signal.SIGKILL)
 

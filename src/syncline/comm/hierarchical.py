@@ -206,9 +206,8 @@ class _RoutedWindow:
     def sent_bytes(self) -> int:
         return sum(window.sent_bytes for window in self._windows)
 
-    def publish(self, values: torch.Tensor) -> None:
-        for window in self._windows:
-            window.publish(values)
+    def publish(self, values: torch.Tensor) -> bool:
+        return all([window.publish(values) for window in self._windows])
 
     def get(self, position: int) -> Pending:
         window, at = self._routes[position]

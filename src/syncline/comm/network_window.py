@@ -91,12 +91,13 @@ class NetworkWindow(ServedWindow):
         streams.listen(_REQUESTS, self._on_request)
         streams.listen(_ANSWERS, self._on_answer)
 
-    def publish(self, values: torch.Tensor) -> None:
+    def publish(self, values: torch.Tensor) -> bool:
         spare = self._pool.take(self._num_elements)
         spare.copy_(values)
         self._pool.give(self._published, self._sends)
         self._published, self._sends = spare, []
         self._version += 1
+        return True
 
     def get(self, position: int) -> Pending:
         if position == self._position:

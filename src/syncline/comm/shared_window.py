@@ -196,7 +196,7 @@ class SharedWindow(ServedWindow):
         self._number = len(self._office.windows)
         self._office.windows.append(self)
 
-    def publish(self, values: torch.Tensor) -> None:
+    def publish(self, values: torch.Tensor) -> bool:
         at = self._position * self._row
         version = self._board[at] + 1
         spare = version % 2
@@ -205,11 +205,12 @@ class SharedWindow(ServedWindow):
             if self._is_blocked or time.monotonic() > deadline:
                 # Somebody fell asleep over it: the version before stays, and next time we know.
                 self._is_blocked = True
-                return
+                return False
             time.sleep(0.0005)
         self._is_blocked = False
         self._slots[spare].mine.copy_(values)
         self._board[at] = version
+        return True
 
     def _readers(self, at: int) -> set[int]:
         with self._office.fence:

@@ -62,10 +62,11 @@ class VirtualWindow:
         self.num_calls = self.sent_bytes = 0
         group.windows[number, me.rank] = self
 
-    def publish(self, values: torch.Tensor) -> None:
+    def publish(self, values: torch.Tensor) -> bool:
         # A clone, since whoever has got the version before may still read it.
         self.published = values.clone() if values.device.type != "meta" else values
         self.version += 1
+        return True
 
     def get(self, position: int) -> Pending:
         owner = self._end(position)

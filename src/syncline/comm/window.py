@@ -79,8 +79,11 @@ class Window(Protocol):
     def sent_bytes(self) -> int:
         """Bytes of values that this rank's calls and gets moved between ranks, both ways."""
 
-    def publish(self, values: torch.Tensor) -> None:
-        """Let others get a copy of these values from now on."""
+    def publish(self, values: torch.Tensor) -> bool:
+        """Let others get a copy of these values from now on.
+
+        False if the version before stays, since somebody fell asleep over reading one.
+        """
 
     def get(self, position: int) -> Pending:
         """Begin to get the latest version that a rank has published."""
@@ -275,9 +278,10 @@ class AloneWindow:
         self._published: torch.Tensor | None = None
         self._version = 0
 
-    def publish(self, values: torch.Tensor) -> None:
+    def publish(self, values: torch.Tensor) -> bool:
         self._published = values.clone()
         self._version += 1
+        return True
 
     def get(self, position: int) -> Pending:
         return Done(self._version, self._published)

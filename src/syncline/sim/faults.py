@@ -135,7 +135,7 @@ class Conditions(_Data, frozen=True, kw_only=True):
                     f"{key}.chance", f"got {fault.chance:g}", "a chance is above 0, at most 1", ""
                 )
             _check_at_least(f"{key}.step", fault.step, 0, "steps count from 0")
-            _check_factor(f"{key}.factor", fault.factor)
+            _check_at_least(f"{key}.factor", fault.factor, 1, "a fault makes no step shorter")
             _check_at_least(f"{key}.seconds", fault.seconds, 0, "no time is shorter than none")
             _check_at_least(f"{key}.steps", fault.steps, 1, "a fault lasts for one step at least")
         for rank, factor in self.slow_ranks.items():

@@ -123,7 +123,7 @@ class Apart(Strategy):
         before = self.traffic
         self.settle()
         self.expose()
-        self._statistics.publish(self._replica.flat_buffers())
+        self.publish(self._statistics, self._replica.flat_buffers())
         self.meeting.meet()
         whole, workers = None, self.workers()
         if is_wanted or self.comm.position not in workers:
@@ -136,6 +136,12 @@ class Apart(Strategy):
         now = self._traffic()
         self._gathering = now[0] - before[0], now[1] - before[1]
         return whole
+
+    def publish(self, window: Window, values: torch.Tensor) -> None:
+        """Publish, however long a reader sleeps: the next meeting waits for it as well."""
+        window.until(
+            lambda: window.publish(values), lambda: "somebody still reads what it published before"
+        )
 
     def own_state(self) -> dict[str, torch.Tensor]:
         """Return a copy of what this rank keeps besides parameters and optimizer state."""

@@ -150,7 +150,7 @@ class Gossip(Apart):
 
     def expose(self) -> None:
         for bucket, box in zip(self.buckets, self._boxes, strict=True):
-            box.window.publish(bucket.parameters.memory.mine)
+            self.publish(box.window, bucket.parameters.memory.mine)
 
     def collect(self, bucket: Bucket) -> torch.Tensor:
         """Return the mean over all ranks that are there; note how far they are from it."""
