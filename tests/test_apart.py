@@ -351,9 +351,11 @@ def test_a_job_may_have_dedicated_servers_and_lose_a_worker(tmp_path):
         DIGITS,
         tmp_path / "run",
         *("strategy.name=server", "strategy.server.servers=1", "strategy.shards="),
-        *("data.batch=48", "run.steps=60", "run.evaluate_every=30"),
+        *("data.batch=48", "run.steps=60", "run.checkpoint_every=50", "run.hung_s=3"),
         *("optimizer.lr=0.01", "optimizer.momentum=0.5"),
-        'faults=[{rank=1, step=40, kind="death"}]',
+        # Nobody meets for longer than hung_s: the server waits for those who get on.
+        'faults=[{rank=1, step=40, kind="death"}, {rank=2, step=5, kind="pause", seconds=2.5}, '
+        '{rank=2, step=15, kind="pause", seconds=2.5}]',
         ranks=4,
     )
     out, said = started.communicate()
@@ -362,6 +364,11 @@ def test_a_job_may_have_dedicated_servers_and_lose_a_worker(tmp_path):
     assert list(found["gone"]) == ["1"]
     assert found["shards"] == 3
     assert 1.0 < found["strategy"]["mean_staleness"] < 2.5
+    saved = load(newest(tmp_path / "run" / "checkpoints"))
+    assert set(saved.optimizer) == {
+        name for name in saved.model if name.endswith(("weight", "bias"))
+    }
+    assert all("momentum_buffer" in state for state in saved.optimizer.values())
 
 
 @pytest.mark.parametrize("name", ["gossip", "elastic"])
@@ -382,6 +389,35 @@ def test_a_run_goes_on_with_what_each_rank_had(name, tmp_path):
         now = load(newest(tmp_path / "run" / "checkpoints")).model
         kept = [now[key] for key in now if "weight" in key]
         assert all(torch.allclose(a, b, atol=0.05) for a, b in zip(mean, kept, strict=True))
+
+
+def test_a_rank_that_is_new_begins_with_nothing_of_anothers(tmp_path):
+    """Push-sum's weights are as many as there are ranks."""
+    sets = [
+        *("strategy.name=gossip", "strategy.gossip.rule=push", "strategy.gossip.push_sum=true"),
+        *("strategy.shards=6", "data.batch=48", "run.steps=31", "run.checkpoint_every=31"),
+    ]
+    train_forked(DIGITS, tmp_path / "run", *sets, ranks=2)
+
+    def mass(ranks):
+        folder = tmp_path / "run" / "checkpoints"
+        saved = [load(newest(folder / f"rank-{rank}")).strategy for rank in range(ranks)]
+        return sum(one["0/weights"].sum().item() for one in saved)
+
+    assert mass(2) == pytest.approx(2.0)
+    sets[-2] = "run.steps=32"
+    train_forked(DIGITS, tmp_path / "run", *sets, ranks=3, resume=True)
+    assert mass(3) == pytest.approx(3.0)
+
+
+def test_samples_a_second_are_those_of_all_ranks(tmp_path):
+    sets = ["strategy.name=gossip", "strategy.shards=", "data.batch=48", "run.steps=40"]
+    slow = "faults=[" + ",".join(
+        f'{{rank={rank}, step=0, kind="slow", factor=30, steps=40}}' for rank in (1, 2)
+    )
+    found = train_forked(DIGITS, tmp_path / "run", *sets, slow + "]", ranks=3)
+    if_all_were_as_fast = 48 / (found["step_ms"] / 1e3)
+    assert found["samples_per_s"] < 0.6 * if_all_were_as_fast
 
 
 def test_a_dead_server_ends_the_run_with_a_checkpoint_to_go_on_from(tmp_path):

@@ -160,17 +160,17 @@ def test_a_reader_that_falls_asleep_costs_the_publisher_one_short_wait(tmp_path)
             return after
         pid = frozen(tmp_path)
         started = time.monotonic()
-        for version in range(2, 52):
-            window.publish(torch.full((8,), float(version)))
+        told = [window.publish(torch.full((8,), float(version))) for version in range(2, 52)]
         took_s = time.monotonic() - started
         os.kill(pid, signal.SIGCONT)
         comm.barrier()
         window.publish(torch.full((8,), 100.0))
         comm.barrier()
         comm.barrier()
-        return took_s
+        return took_s, told
 
-    took_s, found = run_ranks(2, work)
-    # The other slot was free once; the 49 publications after it find their slot taken.
+    (took_s, told), found = run_ranks(2, work)
+    # The other slot was free once; the 49 publications after it find their slot taken, and say so.
     assert took_s < 1.0
+    assert told == [True] + [False] * 49
     assert found == [[1.0] * 8, 3, [100.0] * 8]

@@ -191,13 +191,15 @@ def change(**settings):
         ),
         (
             fault(factor=0.0),
-            "cluster.faults[0].factor: got 0, but a factor is more than 0. "
-            "Use 2.0 for twice, 0.5 for half.",
+            "cluster.faults[0].factor: got 0, but a fault makes no step shorter. Use 1 or more.",
         ),
         (
             fault(factor=float("nan")),
-            "cluster.faults[0].factor: got nan, but a factor is more than 0. "
-            "Use 2.0 for twice, 0.5 for half.",
+            "cluster.faults[0].factor: got nan, but a fault makes no step shorter. Use 1 or more.",
+        ),
+        (
+            fault(factor=0.5),
+            "cluster.faults[0].factor: got 0.5, but a fault makes no step shorter. Use 1 or more.",
         ),
         (
             fault(seconds=-0.5),
