@@ -318,6 +318,27 @@ def test_parameters_loaded_after_the_first_step_are_refused_at_the_next(make):
         assert said.startswith("parameters were loaded after the first step")
 
 
+def test_a_state_dict_outside_the_whole_is_told_once(caplog):
+    def work():
+        syncline.init()
+        model = network()
+        optimizer = sgd(model)
+        replica = syncline.distribute(model, optimizer, "gossip")
+        model.state_dict()
+        one_step(model, optimizer)
+        with replica.whole():
+            model.state_dict()
+        before = len(caplog.messages)
+        model.state_dict()
+        model.state_dict()
+        return before, caplog.messages
+
+    for rank, (before, said) in enumerate(run_ranks(2, work)):
+        assert before == 0
+        (line,) = said
+        assert line.startswith(f"state_dict() holds rank {rank}'s own parameters.")
+
+
 def test_a_rank_that_serves_takes_no_steps_and_knows_how_many_the_others_take():
     def work():
         rank = syncline.init()

@@ -88,6 +88,7 @@ def distribute(
         private_parameters=private_parameters,
         early=early,
     )
+    replica.warn_of_own()
     session.replicas.append(replica)
     return replica
 

@@ -158,6 +158,7 @@ class Replica:
         self._is_spoilt = False
         self._is_loaded = False
         """Whether parameters were loaded after the first step."""
+        self._is_in_whole = False
         self._versions: list[int] = []
         self._no_grad = torch.no_grad()  # made once: that costs more than to enter it
 
@@ -711,12 +712,14 @@ class Replica:
 
     def _check_unchanged(self) -> None:
         versions = [version_of(parameter) for parameter in self._parameters]
-        if versions != self._versions and not self._private_parameters:
+        is_own = self._private_parameters or self.strategy.keeps_own
+        if versions != self._versions and not is_own:
             pairs = zip(self.slots, versions, self._versions, strict=True)
             name = next(slot.name for slot, now, then in pairs if now != then)
             raise UsageError(
-                f"parameter {name} was changed in place outside the optimizer, but the ranks of a "
-                "machine share one copy: each rank's change would add to the others'. Change "
+                f"parameter {name} was changed in place outside the optimizer, but ranks of a "
+                "machine share one copy, and servers hold another: changes would add up, or be "
+                "lost. Change "
                 "parameters before distribute(), load them with load_state_dict(), or use "
                 "distribute(..., private_parameters=True)."
             )
@@ -742,7 +745,7 @@ class Replica:
     def _after_load(self) -> None:
         """Take up parameters that were written from outside: by all ranks, with the same values."""
         self._note_versions()
-        self._is_loaded = self._is_built
+        self._is_loaded = self._is_built and not self._is_in_whole
         self._take_back("parameters were loaded between backward and step()")
         for bucket in self.buckets:
             if bucket.in_use is not None:
@@ -1022,13 +1025,32 @@ class Replica:
         kept, kept_buffers = [memory.clone() for memory in memories], self.flat_buffers()
         with torch.no_grad():
             self._put(memories, *found)
-        is_loaded = self._is_loaded
+        self._is_in_whole = True
         try:
             yield
         finally:
+            self._is_in_whole = False
             with torch.no_grad():
                 self._put(memories, kept, kept_buffers)
-            self._is_loaded = is_loaded
+
+    def warn_of_own(self) -> None:
+        """Say, once, when a script takes for the whole what is this rank's own."""
+
+        is_said = False
+
+        def warn(*_: Any) -> None:
+            nonlocal is_said
+            if self._is_built and not self._is_in_whole and not is_said:
+                is_said = True
+                log.warning(
+                    "state_dict() holds rank %d's own parameters. `with replica.whole():` around "
+                    "it, on every rank, gives those that stand for the run.",
+                    self._rank,
+                )
+
+        if self.strategy.is_apart and self.comm.size > 1:
+            root = getattr(self.model, "_orig_mod", self.model)
+            self._handles.append(root.register_state_dict_pre_hook(warn))
 
     def meet(self) -> None:
         """Wait for all ranks that are not gone, where ranks otherwise do not wait."""

@@ -1,8 +1,8 @@
 """The built-in training loop, read top to bottom.
 
-The result depends on the job alone: data order, dropout and the order of summation follow from
-(seed, step, shard), so any number of ranks gives the same weights, bit for bit, and a run that was
-killed and resumed gives those of one that was not.
+With the synchronous strategy the result depends on the job alone: data order, dropout and the order
+of summation follow from (seed, step, shard), so any number of ranks gives the same weights, bit for
+bit, and a run that was killed and resumed gives those of one that was not.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ EVALUATION_BATCH = 256
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run went. Losses and accuracy do not depend on the number of ranks; times do."""
+    """How a run went.
+
+    With the synchronous strategy losses and accuracy do not depend on the number of ranks.
+    """
 
     steps: int
     samples_per_s: float

@@ -74,7 +74,7 @@ def train(
 
     [bold]The run folder[/bold] holds job.toml (the job as it was run), metrics.jsonl,
     summary.json and checkpoints/. It is never overwritten: --resume goes on, on
-    any number of ranks, to the weights of a run that was never stopped.
+    any number of ranks, to the weights of a run that was never stopped (strategy synchronous).
 
     [bold]--trace[/bold] writes every task of every rank, as JSON lines: forward, backward
     and waits by bucket, where the exchange is overlapped; reduces, gathers and
