@@ -181,6 +181,22 @@ def test_an_early_server_lets_a_step_begin_with_what_the_push_before_brought():
     assert strategies[0].last[0][0].tolist() == [4.0, -1.0]
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_what_was_pushed_last_is_in_the_whole_however_slow_the_wire(early):
+    server = lambda: Server(ServerSettings(early=early))  # noqa: E731
+    _, strategies = play(server, TOGETHER, GRADIENTS, rate=1e3)
+    assert strategies[0].last[0][0].tolist() == [4.0, -1.0]
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("rate", [10.0, 100.0, 1e9])
+def test_a_push_is_used_with_the_pushers_own_settings(rate, early):
+    server = lambda: Server(ServerSettings(early=early))  # noqa: E731
+    _, strategies = play(server, TOGETHER, GRADIENTS, lr=[0.5, 0.0, 2.0], rate=rate)
+    # Three times (1, 0) / 2 by rank 0, nothing by rank 1, three times 2 (-1, 1) by rank 2.
+    assert strategies[0].last[0][0].tolist() == [4.0 - 1.5 + 6.0, 8.0 - 6.0]
+
+
 def test_a_worker_waits_when_it_is_too_far_ahead():
     delays = [0.0, 0.0, 30.0]
     free = play(lambda: Server(ServerSettings(early=False)), TOGETHER, GRADIENTS, delays=delays)[1]

@@ -10,7 +10,7 @@ from syncline.comm.base import small_sum
 from syncline.comm.tree import Spread
 from syncline.comm.virtual import VirtualWorld
 from syncline.sim.clock import Clock
-from syncline.update import Reach, StripUpdate
+from syncline.update import Reach, StripUpdate, snapshot
 from worlds import cluster
 
 ROUND_S = 1.0
@@ -23,6 +23,7 @@ class Toy:
     def __init__(self, comm, group, start, optimizer):
         parameter = Parameter(torch.tensor(start))
         self._optimizer = optimizer([parameter])
+        self.hyper = snapshot(self._optimizer)
         size = len(start)
         self.bucket = Bucket(0, [Slot("x", parameter, 0)], size, torch.float32)
         self.bucket.slots[0].bucket = self.bucket
@@ -52,17 +53,28 @@ class Toy:
         return self.bucket.parameters.memory.mine
 
 
-def play(make, starts, gradients, lr=1.0, momentum=0.0, delays=None, round_s=ROUND_S, death=None):
+def play(
+    make,
+    starts,
+    gradients,
+    lr=1.0,
+    momentum=0.0,
+    delays=None,
+    round_s=ROUND_S,
+    rate=1e9,
+    death=None,
+):
     """Let ranks take steps, one round each second; return all values after each round.
 
     `gradients[rank][step]` is a list of numbers, or a function of the rank's present values.
-    `delays[rank]` is how much later in each round a rank acts. Messages take `LATENCY_S`. `death`
-    is a rank, and when it dies after the first round began. Returns the values of every rank after
-    each round, by round, and the strategies.
+    `lr` may be a list, by rank. `delays[rank]` is how much later in each round a rank acts. Messages
+    take `LATENCY_S`, and what their bytes take at `rate`. `death` is a rank, and when it dies after
+    the first round began. Returns the values of every rank after each round, by round, and the
+    strategies.
     """
     clock = Clock()
     size, steps = len(starts), len(gradients[0])
-    links = cluster(size, rate=1e9, latency_s=LATENCY_S)
+    links = cluster(size, rate=rate, latency_s=LATENCY_S)
     world = VirtualWorld(clock, links, learns=True, algorithm="direct")
     rounds = [[None] * size for _ in range(steps)]
     strategies = [make() for _ in range(size)]
@@ -74,7 +86,9 @@ def play(make, starts, gradients, lr=1.0, momentum=0.0, delays=None, round_s=ROU
             comm,
             group,
             starts[rank],
-            lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=momentum),
+            lambda parameters: torch.optim.SGD(
+                parameters, lr=lr[rank] if isinstance(lr, list) else lr, momentum=momentum
+            ),
         )
         strategy.start(toy, comm)
         strategy.admit()
@@ -87,6 +101,7 @@ def play(make, starts, gradients, lr=1.0, momentum=0.0, delays=None, round_s=ROU
             toy.bucket.gradient.slots[0].mine.copy_(gradient)
             strategy.gradient_ready(toy.bucket)
             strategy.step_entered(Step(step, toy.flags, None))
+            toy.bucket.update.hyper = toy.hyper
             strategy.before_use(toy.bucket)
             toy.bucket.step += 1
             rounds[step][rank] = toy.values.tolist()
