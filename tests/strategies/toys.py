@@ -67,10 +67,10 @@ def play(
     """Let ranks take steps, one round each second; return all values after each round.
 
     `gradients[rank][step]` is a list of numbers, or a function of the rank's present values.
-    `lr` may be a list, by rank. `delays[rank]` is how much later in each round a rank acts. Messages
-    take `LATENCY_S`, and what their bytes take at `rate`. `death` is a rank, and when it dies after
-    the first round began. Returns the values of every rank after each round, by round, and the
-    strategies.
+    `lr` may be a list, by rank. `delays[rank]` is how much later in each round a rank acts.
+    Messages take `LATENCY_S`, and what their bytes take at `rate`. `death` is a rank, and when it
+    dies after the first round began. Returns the values of every rank after each
+    round, by round, and the strategies.
     """
     clock = Clock()
     size, steps = len(starts), len(gradients[0])
