@@ -237,7 +237,7 @@ fault = st.builds(
     rank=st.just(0),
     step=st.integers(0, 3),
     kind=st.sampled_from(["slow", "pause"]),
-    factor=st.floats(0.5, 5),
+    factor=st.floats(1, 5),
     seconds=st.floats(0, 3),
     steps=st.integers(1, 3),
 )
