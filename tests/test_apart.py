@@ -47,6 +47,7 @@ STRATEGIES = {
     "push": lambda: Gossip(GossipSettings(rule="push")),
     "push-sum": lambda: Gossip(GossipSettings(rule="push", push_sum=True)),
     "elastic": lambda: Elastic(ElasticSettings()),
+    "elastic, early": lambda: Elastic(ElasticSettings(early=True)),
     "elastic, synchronous": lambda: Elastic(ElasticSettings(synchronous=True)),
     "elastic, every other step": lambda: Elastic(ElasticSettings(period=2)),
     "server": lambda: Server(ServerSettings()),
@@ -411,9 +412,9 @@ def test_a_rank_that_is_new_begins_with_nothing_of_anothers(tmp_path):
 
 
 def test_samples_a_second_are_those_of_all_ranks(tmp_path):
-    sets = ["strategy.name=gossip", "strategy.shards=", "data.batch=48", "run.steps=40"]
+    sets = ["strategy.name=gossip", "strategy.shards=", "data.batch=48", "run.steps=24"]
     slow = "faults=[" + ",".join(
-        f'{{rank={rank}, step=0, kind="slow", factor=30, steps=40}}' for rank in (1, 2)
+        f'{{rank={rank}, step=0, kind="slow", factor=10, steps=24}}' for rank in (1, 2)
     )
     found = train_forked(DIGITS, tmp_path / "run", *sets, slow + "]", ranks=3)
     if_all_were_as_fast = 48 / (found["step_ms"] / 1e3)

@@ -43,11 +43,14 @@ class ElasticSettings(OwnSettings, frozen=True, kw_only=True):
     """How strongly and how often ranks and center pull at each other.
 
     Every `period` steps both move towards each other by `beta` / ranks of their distance.
-    `synchronous`: all ranks exchange with the same center, and it moves when all have come.
+    `synchronous`: all ranks exchange with the same center, and it moves when all have come. `early`
+    begins an exchange as soon as the step before has ended, with the same parameters: the wire is
+    hidden behind forward and backward. "auto" does so across machines.
     """
 
     beta: Annotated[float, Meta(gt=0, le=1, examples=[0.8])] = 0.8
     synchronous: bool = False
+    early: bool | Literal["auto"] = "auto"
 
 
 class ServerSettings(OwnSettings, frozen=True, kw_only=True):

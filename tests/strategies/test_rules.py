@@ -99,7 +99,10 @@ def test_push_sum_sends_half_of_its_weight_along():
 
 def test_elastic_moves_rank_and_center_by_the_same_distance():
     rounds, strategies = play(
-        lambda: Elastic(ElasticSettings(beta=0.75)), TOGETHER, GRADIENTS, delays=[0, 0.1, 0.2]
+        lambda: Elastic(ElasticSettings(beta=0.75, early=False)),
+        TOGETHER,
+        GRADIENTS,
+        delays=[0, 0.1, 0.2],
     )
     # a = 1/4. Step 0: all stand on the center (4, 8), so nothing pulls.
     assert rounds[0] == [[3.0, 8.0], [4.0, 6.0], [5.0, 7.0]]
@@ -116,6 +119,49 @@ def test_elastic_moves_rank_and_center_by_the_same_distance():
     assert [e + c for e, c in zip(everything, center, strict=True)] == pytest.approx(
         [16.0 - gradients[0], 32.0 - gradients[1]]
     )
+
+
+EARLY_ELASTIC = ElasticSettings(beta=0.75, early=True)
+
+
+def test_early_elastic_asks_when_a_step_has_ended_and_moves_in_the_next():
+    rounds, strategies = play(
+        lambda: Elastic(EARLY_ELASTIC), TOGETHER, GRADIENTS, delays=[0, 0.1, 0.2]
+    )
+    # a = 1/4. Rank 0 asks in step 0, where the center is, steps to (3, 8), and asks for step 1 at
+    # once: it will move by (-1/4, 0), and the center is at (3.75, 8).
+    # Rank 1 asks with (4, 8): moves by (1/16, 0), center at (3.8125, 8). It asks with (3.9375, 6):
+    # will move by (1/32, -1/2), center at (3.84375, 7.5).
+    # Rank 2 asks with (4, 8): moves by (5/128, 1/8), center at (3.8828125, 7.625).
+    assert rounds[0] == [[3.0, 8.0], [3.9375, 6.0], [5 - 5 / 128, 6.875]]
+    moves = [(5 - 5 / 128 - 3.8828125) / 4, -0.1875]
+    assert rounds[1] == [
+        [2.25, 8.0],
+        [3.9375 - 1 / 32, 4.5],
+        [6 - 5 / 128 - moves[0], 5.875 - moves[1]],
+    ]
+    # The center has moved for answers that the ranks have not used yet.
+    center = strategies[0].last[0][0].tolist()
+    unused = [one._centers[0].answer.tolist() for one in strategies]
+    for k, total in enumerate([16.0, 32.0]):
+        found = sum(values[k] for values in rounds[2]) + center[k] - sum(one[k] for one in unused)
+        assert found == pytest.approx(total - 3 * sum(g[0][k] for g in GRADIENTS))
+
+
+def test_answers_that_are_not_used_yet_go_on_from_where_they_were_saved():
+    delays = [0, 0.1, 0.2]
+    twice = [of_rank * 2 for of_rank in GRADIENTS]
+    through, _ = play(lambda: Elastic(EARLY_ELASTIC), TOGETHER, twice, delays=delays)
+    half, before = play(lambda: Elastic(EARLY_ELASTIC), TOGETHER, GRADIENTS, delays=delays)
+    saved = iter([(one.state(), {"x": one.last[0][0]}) for one in before])
+
+    def make():
+        elastic = Elastic(EARLY_ELASTIC)
+        elastic.load_state(*next(saved))
+        return elastic
+
+    after, _ = play(make, half[-1], GRADIENTS, delays=delays)
+    assert half + after == through
 
 
 def test_synchronous_elastic_uses_one_center_for_all():
@@ -136,7 +182,10 @@ def test_synchronous_elastic_uses_one_center_for_all():
 def test_elastic_with_momentum_pulls_before_the_step_of_the_optimizer():
     one = [[[1.0, 0.0]] * 3]
     rounds, _ = play(
-        lambda: Elastic(ElasticSettings(beta=0.5)), TOGETHER[:2], one * 2, momentum=0.5
+        lambda: Elastic(ElasticSettings(beta=0.5, early=False)),
+        TOGETHER[:2],
+        one * 2,
+        momentum=0.5,
     )
     # Both ranks alike, a = 1/4, center at 4; velocities 1, 1.5, 1.75.
     assert rounds[0][0][0] == 3.0
@@ -213,7 +262,7 @@ def test_a_worker_waits_when_it_is_too_far_ahead():
 
 def test_a_center_goes_on_from_where_it_was_saved():
     def make():
-        elastic = Elastic(ElasticSettings(beta=0.75))
+        elastic = Elastic(ElasticSettings(beta=0.75, early=False))
         elastic.load_state({}, {"x": torch.tensor([8.0, 8.0])})
         return elastic
 
@@ -270,7 +319,8 @@ WITHSTAND = {
     "pull, early": lambda: Drawn(GossipSettings(early=True)),
     "push": lambda: Drawn(GossipSettings(rule="push")),
     "push-sum": lambda: Drawn(GossipSettings(rule="push", push_sum=True)),
-    "elastic": lambda: Elastic(ElasticSettings(beta=0.75)),
+    "elastic": lambda: Elastic(ElasticSettings(beta=0.75, early=False)),
+    "elastic, early": lambda: Elastic(EARLY_ELASTIC),
     "elastic, synchronous": lambda: Elastic(ElasticSettings(beta=0.75, synchronous=True)),
 }
 
@@ -403,5 +453,7 @@ def test_what_cannot_work_is_refused():
         Gossip(GossipSettings(partners="hypercube")).check(6, 6)
     with pytest.raises(ConfigError, match="what is pulled has no weight"):
         Gossip(GossipSettings(push_sum=True)).check(4, 4)
+    with pytest.raises(ConfigError, match="all exchange when all have come"):
+        Elastic(ElasticSettings(synchronous=True, early=True)).check(4, 4)
     with pytest.raises(ConfigError, match="somebody has to work"):
         Server(ServerSettings(servers=4)).check(4, 4)

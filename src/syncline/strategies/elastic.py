@@ -7,7 +7,7 @@ Every `period` steps, with a = beta / ranks and both sides using the other's val
 
 With a momentum optimizer that is EAMSGD. The center lies in strips, one per rank, on which calls
 are served one after the other. The exchange needs the parameters of before the step alone, so it
-runs while backward still computes.
+runs while backward still computes; early, it begins when they are there, before the forward pass.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import contextlib
 import torch
 
 from syncline.bucket import Bucket, Step, view_of
-from syncline.comm.base import Memory
-from syncline.comm.window import Call, Pending, Window
-from syncline.errors import PeerGone
+from syncline.errors import ConfigError, PeerGone
 from syncline.strategies.apart import Apart
 from syncline.strategies.base import Spreadable
+from syncline.strategies.center import Center
 from syncline.strategy_settings import ElasticSettings
 
 
@@ -34,26 +33,42 @@ class Elastic(Apart):
     def __init__(self, settings: ElasticSettings | None = None, seed: int = 0) -> None:
         self.settings = settings or ElasticSettings()
         self._saved: dict[str, torch.Tensor] = {}
+        self._saved_moves: dict[str, torch.Tensor] = {}
+
+    def check(self, world_size: int, shards: int) -> None:
+        super().check(world_size, shards)
+        if self.settings.synchronous and self.settings.early is True:
+            raise ConfigError(
+                "strategy.elastic.early",
+                "got true with synchronous = true",
+                "all exchange when all have come",
+                'Use early = "auto".',
+            )
 
     def load_state(self, state: dict[str, torch.Tensor], whole: dict[str, torch.Tensor]) -> None:
         self._saved = whole  # what stands for the run is the center
+        self._saved_moves = state
 
     def open(self, replica: Spreadable) -> None:
         self._rate = self.settings.beta / self.comm.size
+        self._is_early = self.hides(self.settings.early) and not self.settings.synchronous
         self._centers = [self._center_of(replica, bucket) for bucket in self.buckets]
 
-    def _center_of(self, replica: Spreadable, bucket: Bucket) -> _Center:
+    def _center_of(self, replica: Spreadable, bucket: Bucket) -> Center:
         comm = self.comm
         cuts = replica.cut(bucket, comm, comm.size)
         memory = bucket.parameters.memory
         moves = comm.allocate(bucket.num_elements, bucket.dtype)
-        center = _Center(memory, cuts, moves, self._rate, self.settings.synchronous)
+        center = Center(memory, cuts, moves, self._rate, self.settings.synchronous)
         low, high = cuts[comm.position : comm.position + 2]
         for slot in bucket.slots:
             if slot.name in self._saved:
                 view_of(moves.mine, slot).copy_(self._saved[slot.name])
         begins = moves.mine if self._saved else memory.mine
         center.strips[comm.position] = begins[low:high].clone()
+        answer = self._saved_moves.get(f"{bucket.index}/moves")
+        if answer is not None and answer.shape == moves.mine.shape:
+            center.answer = answer
         functions = {"pull": center.pull, "read": center.read}
         center.window = self.window(bucket, 0, functions)
         return center
@@ -64,8 +79,9 @@ class Elastic(Apart):
 
     def gradient_ready(self, bucket: Bucket) -> None:
         super().gradient_ready(bucket)
-        if self.is_due(bucket.step) and not self.settings.synchronous:
-            self._ask(bucket)
+        center = self._centers[bucket.index]
+        if self.is_due(bucket.step) and not (self.settings.synchronous or center.is_asked):
+            self._ask(bucket, bucket.step)
 
     def step_entered(self, step: Step) -> None:
         super().step_entered(step)
@@ -75,21 +91,26 @@ class Elastic(Apart):
     def before_use(self, bucket: Bucket) -> None:
         if not self.is_due(bucket.step):
             bucket.update_strip()
-            return
-        if self.settings.synchronous:
-            self._ask(bucket)
-        moves = self._answers(bucket)
-        bucket.update_strip()
-        bucket.parameters.memory.mine.sub_(moves)
+        else:
+            if self.settings.synchronous:
+                self._ask(bucket, bucket.step)
+            moves = self._answers(bucket)
+            bucket.update_strip()
+            bucket.parameters.memory.mine.sub_(moves)
+        if self._is_early and self.is_due(bucket.step + 1):
+            self._ask(bucket, bucket.step + 1)
 
     def discard(self, bucket: Bucket) -> None:
         """Move as the center has moved, which holds without a step too."""
-        if self._centers[bucket.index].asked:
+        if self._centers[bucket.index].is_asked:
             bucket.parameters.memory.mine.sub_(self._answers(bucket))
 
     def _answers(self, bucket: Bucket) -> torch.Tensor:
         """Wait for what the center's strips say; a strip whose owner is gone says nothing."""
         center = self._centers[bucket.index]
+        if center.answer is not None:
+            answer, center.answer = center.answer, None
+            return answer
         for number, pending in center.asked.items():
             try:
                 pending.wait()
@@ -98,7 +119,7 @@ class Elastic(Apart):
         center.asked = {}
         return center.moves.mine
 
-    def _ask(self, bucket: Bucket) -> None:
+    def _ask(self, bucket: Bucket, step: int) -> None:
         """Tell every strip of the center where this rank stands, and ask by how much to move."""
         center = self._centers[bucket.index]
         owners = center.owners()
@@ -108,8 +129,19 @@ class Elastic(Apart):
             owner = owners[number]
             where = center.part(bucket.parameters.memory, number)
             moves = center.part(center.moves, number)
-            note = b"%d %d" % (number, bucket.step)
+            note = b"%d %d" % (number, step)
             center.asked[number] = center.window.call(owner, "pull", where, moves, note)
+
+    def settle(self) -> None:
+        """Put away what was asked early: the memory it was asked with will be used otherwise."""
+        for bucket, center in zip(self.buckets, self._centers, strict=True):
+            if center.asked:
+                center.answer = self._answers(bucket).clone()
+
+    def own_state(self) -> dict[str, torch.Tensor]:
+        """Return by how much the center has moved towards this rank, and it not yet back."""
+        pairs = ((number, center.answer) for number, center in enumerate(self._centers))
+        return {f"{number}/moves": one.clone() for number, one in pairs if one is not None}
 
     def collect(self, bucket: Bucket) -> torch.Tensor:
         """Return the center; alone, the rank's own values."""
@@ -120,7 +152,7 @@ class Elastic(Apart):
             self._read(center, number)
         return center.moves.mine.clone()
 
-    def _read(self, center: _Center, number: int) -> None:
+    def _read(self, center: Center, number: int) -> None:
         """Read a strip from whoever holds it now."""
         strip = center.part(center.moves, number)
         while True:
@@ -128,83 +160,3 @@ class Elastic(Apart):
             with contextlib.suppress(PeerGone):
                 center.window.call(owner, "read", None, strip, b"%d" % number).wait()
                 return
-
-
-class _Center:
-    """The strips of one bucket's center that a rank holds, and the way to the others.
-
-    Where a strip's owner is gone the next rank that is there takes it over, and begins with its own
-    parameters: they are never far from the center.
-    """
-
-    window: Window
-
-    def __init__(
-        self,
-        parameters: Memory,
-        cuts: tuple[int, ...],
-        moves: Memory,
-        rate: float,
-        waits: bool,
-    ) -> None:
-        self._parameters = parameters
-        self._cuts = cuts
-        self.moves = moves
-        self._rate = rate
-        self._waits = waits
-        """Whether the center moves only when all ranks have come in a round."""
-        self.strips: dict[int, torch.Tensor] = {}
-        self._waiting: dict[int, list[torch.Tensor]] = {}
-        self._round = -1
-        self._num_moves = 0
-        self.asked: dict[int, Pending] = {}
-
-    def part(self, memory: Memory, number: int) -> Memory:
-        return memory.part(self._cuts[number], self._cuts[number + 1])
-
-    def strip(self, number: int) -> torch.Tensor:
-        if number not in self.strips:
-            self.strips[number] = self.part(self._parameters, number).mine.clone()
-        return self.strips[number]
-
-    def owners(self) -> dict[int, int]:
-        """Return, for each strip that holds anything, the position that holds it now."""
-        size, gone = len(self._cuts) - 1, self.window.gone()
-        owners = {}
-        for number in range(size):
-            if self._cuts[number] < self._cuts[number + 1]:
-                owner = number
-                while owner % size in gone:
-                    owner += 1
-                owners[number] = owner % size
-        return owners
-
-    def pull(self, call: Call) -> int:
-        """Answer a rank by how much it moves; move as much towards it, when all have come."""
-        assert call.values is not None
-        assert call.out is not None
-        number, step = map(int, call.note.split())
-        if step != self._round:  # ranks have met since: everybody's moves of the last are here
-            self._round = step
-            self._move()
-        center = self.strip(number)
-        torch.sub(call.values, center, out=call.out).mul_(self._rate)
-        if self._waits:
-            self._waiting.setdefault(number, []).append(call.out.clone())
-        else:
-            center.add_(call.out)
-        self._num_moves += 1
-        return self._num_moves
-
-    def _move(self) -> None:
-        """Move the center by what ranks have waited for, if they did."""
-        for number, moves in self._waiting.items():
-            for move in moves:
-                self.strips[number].add_(move)
-        self._waiting = {}
-
-    def read(self, call: Call) -> int:
-        assert call.out is not None
-        self._move()
-        call.out.copy_(self.strip(int(call.note)))
-        return self._num_moves

@@ -1,0 +1,94 @@
+"""Elastic averaging's center: the strips of it that a rank holds, and the way to the others."""
+
+from __future__ import annotations
+
+import torch
+
+from syncline.comm.base import Memory
+from syncline.comm.window import Call, Pending, Window
+
+
+class Center:
+    """The strips of one bucket's center that a rank holds, and the way to the others.
+
+    Where a strip's owner is gone the next rank that is there takes it over, and begins with its own
+    parameters: they are never far from the center.
+    """
+
+    window: Window
+
+    def __init__(
+        self,
+        parameters: Memory,
+        cuts: tuple[int, ...],
+        moves: Memory,
+        rate: float,
+        waits: bool,
+    ) -> None:
+        self._parameters = parameters
+        self._cuts = cuts
+        self.moves = moves
+        self._rate = rate
+        self._waits = waits
+        """Whether the center moves only when all ranks have come in a round."""
+        self.strips: dict[int, torch.Tensor] = {}
+        self._waiting: dict[int, list[torch.Tensor]] = {}
+        self._round = -1
+        self._num_moves = 0
+        self.asked: dict[int, Pending] = {}
+        self.answer: torch.Tensor | None = None
+        """What was answered and put away, if anything was."""
+
+    @property
+    def is_asked(self) -> bool:
+        return bool(self.asked) or self.answer is not None
+
+    def part(self, memory: Memory, number: int) -> Memory:
+        return memory.part(self._cuts[number], self._cuts[number + 1])
+
+    def strip(self, number: int) -> torch.Tensor:
+        if number not in self.strips:
+            self.strips[number] = self.part(self._parameters, number).mine.clone()
+        return self.strips[number]
+
+    def owners(self) -> dict[int, int]:
+        """Return, for each strip that holds anything, the position that holds it now."""
+        size, gone = len(self._cuts) - 1, self.window.gone()
+        owners = {}
+        for number in range(size):
+            if self._cuts[number] < self._cuts[number + 1]:
+                owner = number
+                while owner % size in gone:
+                    owner += 1
+                owners[number] = owner % size
+        return owners
+
+    def pull(self, call: Call) -> int:
+        """Answer a rank by how much it moves; move as much towards it, when all have come."""
+        assert call.values is not None
+        assert call.out is not None
+        number, step = map(int, call.note.split())
+        if step != self._round:  # ranks have met since: everybody's moves of the last are here
+            self._round = step
+            self._move()
+        center = self.strip(number)
+        torch.sub(call.values, center, out=call.out).mul_(self._rate)
+        if self._waits:
+            self._waiting.setdefault(number, []).append(call.out.clone())
+        else:
+            center.add_(call.out)
+        self._num_moves += 1
+        return self._num_moves
+
+    def _move(self) -> None:
+        """Move the center by what ranks have waited for, if they did."""
+        for number, moves in self._waiting.items():
+            for move in moves:
+                self.strips[number].add_(move)
+        self._waiting = {}
+
+    def read(self, call: Call) -> int:
+        assert call.out is not None
+        self._move()
+        call.out.copy_(self.strip(int(call.note)))
+        return self._num_moves
