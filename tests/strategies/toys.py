@@ -13,6 +13,7 @@ from syncline.sim.clock import Clock
 from syncline.update import Reach, StripUpdate, snapshot
 from worlds import cluster
 
+START_S = 10.0
 ROUND_S = 1.0
 LATENCY_S = 1e-3
 
@@ -92,9 +93,9 @@ def play(
         )
         strategy.start(toy, comm)
         strategy.admit()
-        clock.sleep(ROUND_S - clock.now_s)
+        clock.sleep(START_S - clock.now_s)
         for step in range(steps):
-            begins_s = ROUND_S + step * round_s + (delays or [0.0] * size)[rank]
+            begins_s = START_S + step * round_s + (delays or [0.0] * size)[rank]
             clock.sleep(max(0.0, begins_s - clock.now_s))
             given = gradients[rank][step]
             gradient = given(toy.values.clone()) if callable(given) else torch.tensor(given)
@@ -115,6 +116,6 @@ def play(
 
     if death is not None:
         rank, after_s = death
-        clock.at(ROUND_S + after_s, die, rank)
+        clock.at(START_S + after_s, die, rank)
     clock.run()
     return rounds, strategies
