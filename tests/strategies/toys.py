@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import Parameter
 
-from syncline.bucket import Bucket, Slot, Step, cut_strips, place
+from syncline.bucket import Bucket, Slot, Step, place
 from syncline.comm.base import small_sum
 from syncline.comm.tree import Spread
 from syncline.comm.virtual import VirtualWorld
@@ -43,8 +43,10 @@ class Toy:
         )
 
     def cut(self, bucket, comm, num_owners):
-        # Real strips end at whole blocks, so all of this small one would be rank 0's.
-        return cut_strips(bucket, comm.size, inside_parameters=True, num_owners=num_owners)
+        # Real strips end at whole blocks, so all of this small one would be one rank's.
+        size = bucket.num_elements
+        cuts = [size * position // num_owners for position in range(num_owners)]
+        return (*cuts, *[size] * (1 + comm.size - num_owners))
 
     def flat_buffers(self):
         return torch.empty(0, dtype=torch.float64)
