@@ -14,7 +14,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -113,6 +113,15 @@ class StrategySettings(_Table, frozen=True, kw_only=True):
     comm: Literal["auto", "shared_memory", "network"] = "auto"
     settings: msgspec.Struct | None = None
 
+    @property
+    def parts(self) -> bool:
+        """Whether ranks take steps on their own: then shards fix no arithmetic."""
+        return isinstance(self.settings, OwnSettings)
+
+    def num_workers(self, ranks: int) -> int:
+        """Return how many ranks compute: the first ones."""
+        return self.settings.num_workers(ranks) if isinstance(self.settings, OwnSettings) else ranks
+
 
 class RunSettings(_Table, frozen=True, kw_only=True):
     """How long, on how many ranks, and what is written where.
@@ -192,9 +201,11 @@ class Job(_Table, frozen=True, kw_only=True):
                 "run.ranks", f"got {ranks}", "a world has at least one rank", "Use 1 or more."
             )
         _check_alone(self)
-        own = self.strategy.settings
-        workers = own.num_workers(ranks) if isinstance(own, OwnSettings) else ranks
-        _check_shards(self, workers)
+        own, workers = self.strategy.settings, self.strategy.num_workers(ranks)
+        if isinstance(own, OwnSettings):
+            own.check(ranks)
+            _check_period(self, own)
+        _check_shards(self, ranks, workers)
         shards = workers if self.strategy.shards is None else self.strategy.shards
         return msgspec.structs.replace(
             self,
@@ -232,11 +243,22 @@ def what_changed(before: Job, now: Job) -> Iterator[tuple[str, Any, Any]]:
     for table in now.__struct_fields__:
         if table == "faults":
             continue
-        was, is_now = getattr(before, table), getattr(now, table)
-        for name in is_now.__struct_fields__:
-            old, new = getattr(was, name), getattr(is_now, name)
-            if old != new and name not in _MAY_CHANGE.get(table, ()):
-                yield f"{table}.{name}", old, new
+        may_change = _MAY_CHANGE.get(table, set())
+        if table == "strategy" and now.strategy.parts:
+            may_change = {"shards", "settings", *may_change}
+            was, is_now = before.strategy.settings, now.strategy.settings
+            if type(was) is type(is_now):
+                yield from _differences(f"strategy.{now.strategy.name}", was, is_now, set())
+        yield from _differences(table, getattr(before, table), getattr(now, table), may_change)
+
+
+def _differences(
+    key: str, was: Any, is_now: Any, may_change: Set[str]
+) -> Iterator[tuple[str, Any, Any]]:
+    for name in is_now.__struct_fields__:
+        old, new = getattr(was, name), getattr(is_now, name)
+        if old != new and name not in may_change:
+            yield f"{key}.{name}", old, new
 
 
 def read_job(path: str | Path, sets: Sequence[str] = ()) -> Job:
@@ -707,6 +729,13 @@ def _check_faults(key: str, faults: Sequence[Fault]) -> None:
 
 
 def _check_fault(key: str, fault: Fault) -> None:
+    if fault.kind == "slow" and fault.factor == 1:
+        raise ConfigError(
+            f"{key}.factor",
+            "it is 1, or not given",
+            'compute takes as many times as long with kind = "slow"',
+            "Use for example factor = 5.0.",
+        )
     owners = {"factor": "slow", "seconds": "pause"}
     if fault.chance == 1:
         owners["steps"] = "slow"
@@ -724,18 +753,32 @@ def _check_fault(key: str, fault: Fault) -> None:
             raise _without_effect(f"{key}.{field.name}", value, when, f'kind = "{owner}"')
 
 
-def _check_shards(job: Job, ranks: int) -> None:
+def _check_period(job: Job, own: OwnSettings) -> None:
+    steps = job.run.steps
+    if steps is not None and own.period > steps:
+        raise ConfigError(
+            f"strategy.{job.strategy.name}.period",
+            f"got {own.period} with run.steps = {steps}",
+            "ranks would never exchange anything",
+            f"Use at most {steps}.",
+        )
+
+
+def _check_shards(job: Job, ranks: int, workers: int) -> None:
     batch, shards = job.data.batch, job.strategy.shards
     if shards is None:
-        if batch % ranks:
+        if batch % workers:
+            serving = f" ({ranks - workers} only serve)" if workers < ranks else ""
+            fitting = [n + ranks - workers for n in _divisors_near(batch, workers)]
             raise ConfigError(
                 "run.ranks",
-                f"got {ranks} with data.batch = {batch}",
+                f"got {ranks}{serving} with data.batch = {batch}",
                 "without strategy.shards each rank takes one equal share of the batch",
-                f"Use {_listed(_divisors_near(batch, ranks))} ranks, set strategy.shards,"
-                f" or make data.batch {_near_multiples(batch, ranks)}.",
+                f"Use {_listed(fitting)} ranks, set strategy.shards,"
+                f" or make data.batch {_near_multiples(batch, workers)}.",
             )
         return
+    ranks = workers
     if shards > batch:
         raise ConfigError(
             "strategy.shards",

@@ -347,6 +347,10 @@ class Replica:
         """Serve until every rank that computes has left."""
         self.serve()
         self._lane.call(self.strategy.serve_workers)
+        gone = {} if self._control is None else self._control.gone
+        workers = range(self.strategy.num_workers(self.comm.size))
+        if all(rank in gone for rank in workers):
+            raise gone[workers[-1]]
 
     # Building, once.
 
@@ -730,6 +734,10 @@ class Replica:
                     "a parameter that was frozen at distribute() now needs a gradient, and would "
                     "be updated on each rank alone. Unfreeze it before distribute()."
                 )
+        if self._is_in_whole:
+            raise UsageError(
+                "step() came inside whole(), whose values are put away at its end. Call it outside."
+            )
         if self._is_loaded and self.strategy.is_apart and self.comm.size > 1:
             raise UsageError(
                 "parameters were loaded after the first step, but into this rank's own model only, "
@@ -1018,6 +1026,7 @@ class Replica:
                 )
             gather = functools.partial(self.strategy.gather, is_wanted=is_wanted)
             found = self._lane.call(gather)
+            self._tell_who_left()
         if found is None:
             yield
             return
@@ -1025,13 +1034,23 @@ class Replica:
         kept, kept_buffers = [memory.clone() for memory in memories], self.flat_buffers()
         with torch.no_grad():
             self._put(memories, *found)
-        self._is_in_whole = True
+        was_in_whole, self._is_in_whole = self._is_in_whole, True
         try:
             yield
         finally:
-            self._is_in_whole = False
+            self._is_in_whole = was_in_whole
             with torch.no_grad():
                 self._put(memories, kept, kept_buffers)
+
+    def _tell_who_left(self) -> None:
+        """Say which ranks are not part of the whole: they have ended without coming to it."""
+        left = sorted(self._control.left) if self._control is not None and self.my_shards else []
+        if left and self._rank in self.strategy.may_lose(self.comm.size):
+            log.warning(
+                "whole() is without rank%s %s, which left before. Call it on every rank.",
+                "s" if len(left) > 1 else "",
+                ", ".join(map(str, left)),
+            )
 
     def warn_of_own(self) -> None:
         """Say, once, when a script takes for the whole what is this rank's own."""
@@ -1057,9 +1076,9 @@ class Replica:
         self._lane.call(self.strategy.meet)
 
     def stay_while_needed(self) -> None:
-        """Before this rank leaves: wait for the others, if they cannot go on without it."""
-        if self._is_built and self._rank not in self.strategy.may_lose(self.comm.size):
-            self.meet()
+        """Before this rank leaves: serve the others, if they cannot go on without it."""
+        if self._is_built:
+            self._lane.call(self.strategy.stay)
 
     def _put(
         self, memories: list[torch.Tensor], values: list[torch.Tensor], buffers: torch.Tensor

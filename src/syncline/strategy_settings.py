@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from syncline.errors import ConfigError
+
 Period = Annotated[int, Meta(ge=1, examples=[10])]
 
 
@@ -21,6 +23,9 @@ class OwnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def num_workers(self, ranks: int) -> int:
         """Return how many of the ranks compute: the first ones."""
         return ranks
+
+    def check(self, ranks: int) -> None:
+        """Refuse what cannot work on so many ranks."""
 
 
 class GossipSettings(OwnSettings, frozen=True, kw_only=True):
@@ -38,6 +43,22 @@ class GossipSettings(OwnSettings, frozen=True, kw_only=True):
     push_sum: bool = False
     early: bool | Literal["auto"] = "auto"
 
+    def check(self, ranks: int) -> None:
+        if self.partners == "hypercube" and ranks & (ranks - 1):
+            raise ConfigError(
+                "strategy.gossip.partners",
+                f'got "hypercube" with {ranks} ranks',
+                "a hypercube has 2, 4, 8, ... corners",
+                f'Use "exponential", or {1 << ranks.bit_length()} ranks.',
+            )
+        if self.push_sum and self.rule == "pull":
+            raise ConfigError(
+                "strategy.gossip.push_sum",
+                'got true with rule = "pull"',
+                "what is pulled has no weight",
+                'Use rule = "push".',
+            )
+
 
 class ElasticSettings(OwnSettings, frozen=True, kw_only=True):
     """How strongly and how often ranks and center pull at each other.
@@ -51,6 +72,15 @@ class ElasticSettings(OwnSettings, frozen=True, kw_only=True):
     beta: Annotated[float, Meta(gt=0, le=1, examples=[0.8])] = 0.8
     synchronous: bool = False
     early: bool | Literal["auto"] = "auto"
+
+    def check(self, ranks: int) -> None:
+        if self.synchronous and self.early is True:
+            raise ConfigError(
+                "strategy.elastic.early",
+                "got true with synchronous = true",
+                "all exchange when all have come",
+                'Use early = "auto".',
+            )
 
 
 class ServerSettings(OwnSettings, frozen=True, kw_only=True):
@@ -69,6 +99,17 @@ class ServerSettings(OwnSettings, frozen=True, kw_only=True):
 
     def num_workers(self, ranks: int) -> int:
         return max(1, ranks - self.servers)
+
+    def check(self, ranks: int) -> None:
+        if self.servers >= ranks:
+            raise ConfigError(
+                "strategy.server.servers",
+                f"got {self.servers} with {ranks} rank{'s' if ranks > 1 else ''}",
+                "somebody has to work",
+                f"Use at most {ranks - 1}, or 0 for strips on all ranks."
+                if ranks > 1
+                else "Use 0 for strips on all ranks.",
+            )
 
 
 SETTINGS: dict[str, type[msgspec.Struct] | None] = {

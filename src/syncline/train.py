@@ -242,7 +242,8 @@ class _Run:
         self.model = build_model(job, self.data)
         self.optimizer = build_optimizer(job.optimizer, self.model)
         self._conditions = Conditions(faults=job.faults, seed=job.run.seed)
-        self._conditions.check(world.size, world.num_machines, "faults")
+        workers = job.strategy.num_workers(world.size)
+        self._conditions.check(world.size, world.num_machines, "faults", workers)
         self._saved = self._load() if resume else None
 
     def go(self, session: Session) -> Summary:
@@ -273,6 +274,9 @@ class _Run:
             state = {} if is_new else own.strategy
             self.replica.strategy.load_state(state, self._saved.model)
             self.replica.step_number = start
+            if session.control is not None:
+                session.control.progress.step = start
+                self._note("start")
             self._saved = None
         metrics = self.out / "metrics.jsonl"
         if self.is_first:

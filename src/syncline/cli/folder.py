@@ -101,11 +101,11 @@ def has_checkpoint(folder: Path) -> bool:
 def go_on_with(job: Job, folder: Path) -> Job:
     """Check that `job` is the one the folder was started with; take its automatic shards.
 
-    The number of ranks may change from one start to the next, the number of shards may not: left
-    to itself it stays what it was.
+    The number of ranks may change from one start to the next, the number of shards may not, unless
+    ranks take steps on their own: left to itself it stays what it was.
     """
     before = read_job(folder / JOB)
-    if job.strategy.shards is None:
+    if job.strategy.shards is None and not job.strategy.parts:
         same = msgspec.structs.replace(job.strategy, shards=before.strategy.shards)
         job = msgspec.structs.replace(job, strategy=same)
     for key, old, new in what_changed(before, job):

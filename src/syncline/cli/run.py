@@ -37,8 +37,8 @@ def run(
     one dies the others are not killed at once: the library tells them, and they
     end by themselves. What stands after the script is passed on to it.
 
-    With --go-on, for strategies that lose a rank and go on (gossip, elastic), the
-    status is 0 if any rank ends well.
+    With --go-on, for strategies that lose a rank and go on (gossip, elastic, a
+    server's workers), the status is 0 if any rank ends well.
     """
     check_ranks("--ranks", ranks)
     if threads < 1:

@@ -53,7 +53,7 @@ def simulate(
 
     The strategy's own code runs on a virtual clock, all ranks in this one process.
     Layers take the time of their floating-point operations at cluster.flops_per_s;
-    messages share the links of [cluster], whose presets are 1gbit, 10gbit, 25gbit
+    messages share the links of \\[cluster], whose presets are 1gbit, 10gbit, 25gbit
     and 100gbit. Jitter, slow ranks and faults are settings of that table, too.
 
     [bold]--learn[/bold] does the arithmetic on the job's data: loss, accuracy and weights
@@ -66,7 +66,8 @@ def simulate(
     check_names(job)
     cluster = cluster_of(job.cluster, job.run.ranks, machines)
     conditions = conditions_of(job.cluster, job.run.seed, job.faults)
-    conditions.check(cluster.ranks, cluster.machines)
+    workers = job.strategy.num_workers(cluster.ranks)
+    conditions.check(cluster.ranks, cluster.machines, workers=workers)
     if trace is not None:
         check_can_be_written("--trace", trace)
     outcome = _run(job, cluster, conditions, None if learn else steps, show=not as_json)

@@ -24,7 +24,7 @@ class Meeting:
 
     def _serve(self, call: Call) -> int:
         number = int(call.note)
-        self.reached[call.sender] = max(self.reached[call.sender], number)
+        self.reached[call.sender] = number  # calls of one rank are served in order
         return number
 
     def tell(self, number: int) -> None:
@@ -62,19 +62,27 @@ class Meeting:
         self.tell(self._num_met)
         self.until(self._num_met)
 
-    def until_called(self, positions: set[int]) -> bool:
+    def until_called(
+        self, positions: set[int], but: Callable[[int], bool] = lambda rank: False
+    ) -> bool:
         """Wait until one of some ranks is in a meeting that this rank has not come to.
 
-        False when all of them are gone, in whatever way.
+        False when all of them are gone, in whatever way, or will not call: those for which `but`
+        is true.
         """
         ranks = [self._comm.ranks[position] for position in positions]
 
         def is_called() -> bool:
             return any(map(self.is_called_by, ranks))
 
+        def working() -> list[int]:
+            there = [self._comm.ranks[at] for at in positions - self._window.gone()]
+            return [rank for rank in there if not but(rank)]
+
         self._window.until(
-            lambda: is_called() or positions <= self._window.gone(),
-            lambda: f"{self._name}: others still work",
+            lambda: is_called() or not working(),
+            lambda: f"{self._name}: rank {working()} still works",
+            working,
         )
         return is_called()
 

@@ -88,6 +88,8 @@ def _be(
         os.environ.update(environ)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         work()
+    except KeyboardInterrupt:  # before the rank has handlers of its own
+        leave(130)
     except SystemExit as ended:
         leave(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
     except BaseException:

@@ -124,12 +124,23 @@ class Conditions(_Data, frozen=True, kw_only=True):
                     found.append(fault)
         return found
 
-    def check(self, ranks: int, machines: int, table: str = "cluster.faults") -> None:
-        """Refuse what cannot happen in a world of this size. `table` is where the faults are."""
+    def check(
+        self,
+        ranks: int,
+        machines: int,
+        table: str = "cluster.faults",
+        workers: int | None = None,
+    ) -> None:
+        """Refuse what cannot happen in a world of this size. `table` is where the faults are.
+
+        The first `workers` ranks take steps, all of them if None.
+        """
+        workers = ranks if workers is None else workers
         for number, fault in enumerate(self.faults):
             key = f"{table}[{number}]"
             if fault.rank != ANY_RANK:
                 _check_number(f"{key}.rank", fault.rank, ranks, "rank")
+                _check_works(f"{key}.rank", fault.rank, workers)
             if not 0 < fault.chance <= 1:
                 raise ConfigError(
                     f"{key}.chance", f"got {fault.chance:g}", "a chance is above 0, at most 1", ""
@@ -140,6 +151,7 @@ class Conditions(_Data, frozen=True, kw_only=True):
             _check_at_least(f"{key}.steps", fault.steps, 1, "a fault lasts for one step at least")
         for rank, factor in self.slow_ranks.items():
             _check_number("cluster.slow_ranks", rank, ranks, "rank")
+            _check_works("cluster.slow_ranks", rank, workers)
             _check_factor(f"cluster.slow_ranks.{rank}", factor)
         for number, change in enumerate(self.link_changes):
             key = f"cluster.link_changes[{number}]"
@@ -159,6 +171,16 @@ def _check_number(key: str, number: int, count: int, what: str) -> None:
             f"got {what} {number}",
             f"the world has {count} {what}{'s' if count != 1 else ''}, counted from 0",
             f"Use 0 to {count - 1}." if count > 1 else "Use 0.",
+        )
+
+
+def _check_works(key: str, rank: int, workers: int) -> None:
+    if rank >= workers:
+        raise ConfigError(
+            key,
+            f"got rank {rank}",
+            "it only serves and takes no steps, by which faults are counted",
+            f"Use 0 to {workers - 1}." if workers > 1 else "Use 0.",
         )
 
 

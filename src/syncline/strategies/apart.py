@@ -28,6 +28,10 @@ class Apart(Strategy):
     is_apart = True
     settings: OwnSettings
 
+    def check(self, world_size: int, shards: int) -> None:
+        self.settings.check(world_size)
+        super().check(world_size, shards)
+
     def may_lose(self, world_size: int) -> range:
         return range(world_size)
 
@@ -42,6 +46,7 @@ class Apart(Strategy):
         self.comm = comm
         self.buckets = replica.buckets
         self.meeting = Meeting(comm)
+        self._farewell = Meeting(comm, "farewell")
         self._replica = replica
         self._windows: list[Window] = []
         self._gathering = (0, 0)
@@ -108,6 +113,15 @@ class Apart(Strategy):
     def serve_workers(self) -> None:
         """Return when every rank that computes has left; meet them when they want the whole."""
         while self.meeting.until_called(self.workers()):
+            self.gather(is_wanted=False)
+
+    def stay(self) -> None:
+        """Serve until the others leave, or stay as well; meet them when they want the whole."""
+        if self.comm.ranks[self.comm.position] in self.may_lose(self.comm.size):
+            return
+        self._farewell.tell(1)
+        others = set(range(self.comm.size)) - {self.comm.position}
+        while self.meeting.until_called(others, but=lambda rank: self._farewell.reached[rank] > 0):
             self.gather(is_wanted=False)
 
     def in_turn(self) -> list[int]:

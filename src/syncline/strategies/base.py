@@ -128,6 +128,9 @@ class Strategy:
     def meet(self) -> None:
         """Wait for all ranks that are not gone, where ranks otherwise do not wait."""
 
+    def stay(self) -> None:
+        """Before this rank leaves: serve the others until they leave too, if they need it."""
+
     def serve_workers(self) -> None:
         """Serve the others until every rank that computes has left."""
 

@@ -17,7 +17,7 @@ import contextlib
 import torch
 
 from syncline.bucket import Bucket, Step, view_of
-from syncline.errors import ConfigError, PeerGone
+from syncline.errors import PeerGone
 from syncline.strategies.apart import Apart
 from syncline.strategies.base import Spreadable
 from syncline.strategies.center import Center
@@ -34,16 +34,6 @@ class Elastic(Apart):
         self.settings = settings or ElasticSettings()
         self._saved: dict[str, torch.Tensor] = {}
         self._saved_moves: dict[str, torch.Tensor] = {}
-
-    def check(self, world_size: int, shards: int) -> None:
-        super().check(world_size, shards)
-        if self.settings.synchronous and self.settings.early is True:
-            raise ConfigError(
-                "strategy.elastic.early",
-                "got true with synchronous = true",
-                "all exchange when all have come",
-                'Use early = "auto".',
-            )
 
     def load_state(self, state: dict[str, torch.Tensor], whole: dict[str, torch.Tensor]) -> None:
         self._saved = whole  # what stands for the run is the center

@@ -26,7 +26,7 @@ import torch
 from syncline.bucket import Bucket
 from syncline.comm.base import Communicator
 from syncline.comm.window import Call, Pending, Window
-from syncline.errors import ConfigError, PeerGone
+from syncline.errors import PeerGone
 from syncline.seeds import seed_for
 from syncline.strategies.apart import Apart
 from syncline.strategies.base import Spreadable
@@ -47,24 +47,6 @@ class Gossip(Apart):
         self._saved: dict[str, torch.Tensor] = {}
         self._squares: dict[int, tuple[float, float]] = {}
         """Of each bucket, at the last meeting: mean square of distances, and of the mean."""
-
-    def check(self, world_size: int, shards: int) -> None:
-        super().check(world_size, shards)
-        settings = self.settings
-        if settings.partners == "hypercube" and world_size & (world_size - 1):
-            raise ConfigError(
-                "strategy.gossip.partners",
-                f'got "hypercube" with {world_size} ranks',
-                "a hypercube has 2, 4, 8, ... corners",
-                f'Use "exponential", or {1 << world_size.bit_length()} ranks.',
-            )
-        if settings.push_sum and settings.rule == "pull":
-            raise ConfigError(
-                "strategy.gossip.push_sum",
-                'got true with rule = "pull"',
-                "what is pulled has no weight",
-                'Use rule = "push".',
-            )
 
     def open(self, replica: Spreadable) -> None:
         rule = self.settings.rule

@@ -19,7 +19,6 @@ import torch
 from syncline.bucket import Bucket, Step
 from syncline.comm.base import Communicator
 from syncline.comm.meeting import Meeting
-from syncline.errors import ConfigError
 from syncline.state import State, StateWindow
 from syncline.strategies.apart import Apart
 from syncline.strategies.base import Spreadable
@@ -36,16 +35,6 @@ class Server(Apart):
         self.settings = settings or ServerSettings()
         self.staleness: Counter[int] = Counter()
         """How often a push of this rank had which staleness."""
-
-    def check(self, world_size: int, shards: int) -> None:
-        if self.settings.servers >= world_size:
-            raise ConfigError(
-                "strategy.server.servers",
-                f"got {self.settings.servers} with {world_size} ranks",
-                "somebody has to work",
-                f"Use at most {world_size - 1}, or 0 for strips on all ranks.",
-            )
-        super().check(world_size, shards)
 
     def num_workers(self, world_size: int) -> int:
         return self.settings.num_workers(world_size)
@@ -81,7 +70,8 @@ class Server(Apart):
         """Read it from those who hold strips, while all who are there wait in a meeting."""
         self.settle()
         self.meeting.meet()
-        whole = self._state.gather(replica.slots, self.meeting.living()) if is_wanted else {}
+        holders = [at for at in range(comm.size) if any(one.is_held_by(at) for one in self._strips)]
+        whole = self._state.gather(replica.slots, holders) if is_wanted else {}
         self.meeting.meet()
         return whole
 

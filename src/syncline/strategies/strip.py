@@ -114,6 +114,10 @@ class Strip:
             self.window.call(position, "read", None, self._free.part(low, high)).wait()
         return self._free.mine.clone()
 
+    def is_held_by(self, position: int) -> bool:
+        """Say whether a position holds anything of this bucket."""
+        return self._cuts[position] < self._cuts[position + 1]
+
     def _places(self) -> list[tuple[int, int, int]]:
         ends = [(at, *self._cuts[at : at + 2]) for at in self._server.in_turn()]
         return [(at, low, high) for at, low, high in ends if low < high]

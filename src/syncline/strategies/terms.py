@@ -8,6 +8,7 @@ for one note goes ahead of it in calls of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Real
 
 import msgspec
 import torch
@@ -71,9 +72,9 @@ def _numbers(group: dict[str, object]) -> dict[str, _Setting]:
     numbers: dict[str, _Setting] = {}
     for key, value in group.items():
         if isinstance(value, torch.Tensor) and value.numel() == 1:
-            numbers[key] = value.item()
-        elif isinstance(value, tuple) and all(isinstance(one, int | float) for one in value):
+            numbers[key] = float(value)
+        elif isinstance(value, tuple) and all(isinstance(one, Real) for one in value):
             numbers[key] = tuple(map(float, value))
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            numbers[key] = value
+        elif isinstance(value, Real) and not isinstance(value, bool):  # numpy's numbers too
+            numbers[key] = float(value)
     return numbers
