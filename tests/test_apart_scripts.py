@@ -7,6 +7,7 @@ import os
 import signal
 import time
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -362,3 +363,78 @@ def test_a_rank_that_serves_takes_no_steps_and_knows_how_many_the_others_take():
     assert worker == [6, ""]
     assert server[0] == 6
     assert server[1].startswith("rank 1 serves the others and takes no steps of its own.")
+
+
+@pytest.mark.parametrize("kind", [float, np.float64, np.float32, torch.tensor])
+def test_a_server_takes_a_learning_rate_of_any_kind(kind):
+    def work():
+        syncline.init()
+        model = network()
+        optimizer = sgd(model)
+        server = Server(ServerSettings(early=False))
+        replica = syncline.distribute(model, optimizer, server)
+        states = []
+        for rate in (0.1, 0.0, 0.0):
+            optimizer.param_groups[0]["lr"] = kind(rate)
+            one_step(model, optimizer)
+            with replica.whole():
+                states.append(digest_of(model.state_dict()))
+        return states
+
+    first, second = run_ranks(2, work)
+    assert first == second
+    assert first[0] == first[1] == first[2]
+
+
+def test_a_step_inside_the_whole_is_refused_and_wholes_may_be_nested():
+    def act(model, optimizer, replica):
+        with replica.whole():
+            with replica.whole():
+                pass
+            model.load_state_dict(model.state_dict())
+        one_step(model, optimizer)
+        with replica.whole():
+            one_step(model, optimizer)
+
+    for said in refused(act, Gossip):
+        assert said.startswith("step() came inside whole()")
+
+
+@pytest.mark.parametrize("name", ["server", "gossip"])
+def test_one_rank_alone_may_ask_for_the_whole_at_the_end(name, caplog):
+    """Those with strips of a server stay until all leave; without the others it is told."""
+
+    def work():
+        rank = syncline.init(hung_s=10)
+        model = network()
+        optimizer = sgd(model)
+        replica = syncline.distribute(model, optimizer, name)
+        for _ in range(3):
+            one_step(model, optimizer)
+        if rank == 0:
+            time.sleep(0.3)
+            with replica.whole():
+                model.state_dict()
+        return caplog.messages
+
+    first, second = run_ranks(2, work)
+    without = "whole() is without rank 1, which left before. Call it on every rank."
+    assert first == ([without] if name == "gossip" else [])
+    assert second == []
+
+
+def test_a_server_whose_workers_have_all_died_says_so():
+    def work():
+        rank = syncline.init()
+        model = network()
+        optimizer = sgd(model)
+        syncline.distribute(model, optimizer, Server(DEDICATED))
+        for number, (x,) in enumerate(syncline.shard(loader(96))):
+            one_step(model, optimizer, x)
+            if number == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return rank
+
+    *workers, server = collect(*start_ranks(3, work), 20.0)
+    assert workers == [None, None]
+    assert server["kind"] == "RankDied"

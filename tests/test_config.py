@@ -1072,3 +1072,54 @@ def test_settings_of_an_asynchronous_strategy():
     assert parse_job(job_to_toml(resolved)) == resolved
     line = refusal(SMALL, "strategy.name=gossip", "strategy.gossip.partner=ring")
     assert "Did you mean strategy.gossip.partners?" in line
+
+
+# -- strategies whose ranks part -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sets", "ranks", "expected"),
+    [
+        (
+            ("strategy.name=gossip", "strategy.gossip.partners=hypercube"),
+            3,
+            'strategy.gossip.partners: got "hypercube" with 3 ranks, but a hypercube has',
+        ),
+        (
+            ("strategy.name=server", "strategy.server.servers=1"),
+            1,
+            "strategy.server.servers: got 1 with 1 rank, but somebody has to work. "
+            "Use 0 for strips on all ranks.",
+        ),
+        (
+            ("strategy.name=server", "strategy.server.period=40"),
+            2,
+            "strategy.server.period: got 40 with run.steps = 30, but ranks would never",
+        ),
+        (
+            ("strategy.name=server", "strategy.server.servers=1", "data.batch=64"),
+            4,
+            "run.ranks: got 4 (1 only serve) with data.batch = 64, but without strategy.shards "
+            "each rank takes one equal share of the batch. Use 2, 3, 5 or 9 ranks, set",
+        ),
+        (
+            ("strategy.name=gossip", 'faults=[{rank=0, step=1, kind="slow"}]'),
+            2,
+            "faults[0].factor: it is 1, or not given, but compute takes",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_on_so_many_ranks_are_refused(sets, ranks, expected):
+    said = refusal(SMALL, "run.steps=30", *sets, ranks=ranks)
+    assert said.startswith(expected), said
+
+
+def test_what_has_changed_of_a_strategys_own_settings_is_named():
+    def job(**sets):
+        return small(strategy__name="server", **sets).resolved(2)
+
+    assert list(what_changed(job(), job(strategy__server__max_staleness=3))) == [
+        ("strategy.server.max_staleness", "none", 3)
+    ]
+    # Where ranks part, shards fix no arithmetic.
+    assert list(what_changed(job(), job(strategy__shards=8))) == []

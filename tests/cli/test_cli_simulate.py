@@ -50,6 +50,14 @@ def test_learning_reports_loss_accuracy_and_weights():
             ("--set", 'cluster.faults=[{rank=9, step=1, kind="death"}]'),
             "cluster.faults[0].rank: got rank 9",
         ),
+        (
+            (
+                *("--ranks", "4", "--set", "strategy.name=server", "--set", "strategy.shards=3"),
+                *("--set", "data.batch=48", "--set", "strategy.server.servers=1"),
+                *("--set", 'faults=[{rank=3, step=1, kind="death"}]'),
+            ),
+            "cluster.faults[0].rank: got rank 3, but it only serves and takes no steps",
+        ),
         (("--trace", "/nowhere/trace"), "--trace: there is no folder /nowhere, but"),
     ],
 )
@@ -57,6 +65,20 @@ def test_what_cannot_be_is_refused_in_one_line(arguments, expected):
     said = simulate(*arguments, status=2)
     assert said.startswith(f"syncline: {expected}"), said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["gossip", "elastic", "server"])
+def test_a_death_is_told_where_ranks_part(name):
+    sets = [f"strategy.name={name}", "strategy.shards=", 'faults=[{rank=1, step=3, kind="death"}]']
+    arguments = [word for one in sets for word in ("--set", one)]
+    said = simulate("--ranks", "4", *arguments, status=1 if name == "server" else 0)
+    if name == "server":
+        assert said == (
+            "syncline: rank 1 is gone (died at step 3), and the others cannot go on: "
+            "it held strips.\n"
+        )
+    else:
+        assert "rank 1 died at step 3; the others went on without it" in said
 
 
 def test_a_death_that_stops_a_synchronous_run_is_told_in_one_line():

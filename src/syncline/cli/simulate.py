@@ -132,6 +132,7 @@ def to_json_dict(job: Job, outcome: Outcome) -> dict[str, Any]:
         "exposed_communication": outcome.exposed_communication,
         "sent_bytes_per_machine_and_step": outcome.sent_bytes,
         "wall_s": outcome.wall_s,
+        "gone": outcome.gone,
     }
     if outcome.weights_sha256 is not None:
         found |= {
@@ -162,5 +163,7 @@ def print_outcome(job: Job, outcome: Outcome, trace: Path | None, console: Conso
             table.add_row("accuracy", f"{outcome.accuracy:.2%}")
         table.add_row("weights", outcome.weights_sha256[:16])
     console.print(table)
+    for rank, steps in outcome.gone.items():
+        console.print(f"rank {rank} died at step {steps}; the others went on without it")
     if trace is not None:
         console.print(f"trace: {trace}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import itertools
@@ -17,6 +18,7 @@ from torch.nn import Parameter
 from syncline.bucket import Slot, choose_bucket_bytes
 from syncline.cluster import Cluster
 from syncline.comm.virtual import VirtualWorld
+from syncline.errors import PeerGone, RankDied
 from syncline.perf.trace import Recorder, Trace
 from syncline.sim.clock import Clock
 from syncline.sim.faults import Conditions
@@ -52,6 +54,8 @@ class Outcome:
     """What each port carried, all in all."""
     wall_s: float
     trace: Trace
+    gone: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Ranks that died on the way, and how many steps they had taken."""
     losses: tuple[float, ...] = ()
     test_loss: float | None = None
     accuracy: float | None = None
@@ -125,7 +129,14 @@ def simulate(
         ranks.append(rank)
         clock.spawn(f"rank {number}", rank.live)
     with _quiet_collector(learns=learning is not None):
-        clock.run()
+        try:
+            clock.run()
+        except PeerGone as error:
+            how = world.endpoints[error.rank].died
+            raise RankDied(
+                error.rank,
+                f"rank {error.rank} is gone{how}, and the others cannot go on: it held strips.",
+            ) from None
     return _outcome(world, settings, ranks, time.perf_counter() - started, learning)
 
 
@@ -206,6 +217,9 @@ def _outcome(
             "autograd_s": learning.autograd_s,
         }
     return Outcome(
+        gone={
+            rank.rank: len(rank.step_ends_s) for rank in ranks if world.endpoints[rank.rank].died
+        },
         ranks=cluster.ranks,
         machines=cluster.machines,
         shards=settings.shards,
