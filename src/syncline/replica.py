@@ -1044,8 +1044,9 @@ class Replica:
 
     def _tell_who_left(self) -> None:
         """Say which ranks are not part of the whole: they have ended without coming to it."""
-        left = sorted(self._control.left) if self._control is not None and self.my_shards else []
-        if left and self._rank in self.strategy.may_lose(self.comm.size):
+        gone = {} if self._control is None else self._control.gone
+        left = [rank for rank in self.strategy.missing() if rank not in gone]
+        if left and self.my_shards:
             log.warning(
                 "whole() is without rank%s %s, which left before. Call it on every rank.",
                 "s" if len(left) > 1 else "",

@@ -90,6 +90,10 @@ class Meeting:
         """Say whether a rank is in a meeting that this one has not come to."""
         return self.reached[rank] > self._num_met
 
+    def missing(self) -> list[int]:
+        """Return the ranks that did not come to the last meeting of this one."""
+        return [rank for rank in self._comm.ranks if self.reached[rank] < self._num_met]
+
     def living(self) -> list[int]:
         """Return the positions of ranks that are not gone."""
         gone = self._window.gone()

@@ -115,6 +115,9 @@ class Apart(Strategy):
         while self.meeting.until_called(self.workers()):
             self.gather(is_wanted=False)
 
+    def missing(self) -> list[int]:
+        return self.meeting.missing()
+
     def stay(self) -> None:
         """Serve until the others leave, or stay as well; meet them when they want the whole."""
         if self.comm.ranks[self.comm.position] in self.may_lose(self.comm.size):

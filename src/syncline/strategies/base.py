@@ -128,6 +128,10 @@ class Strategy:
     def meet(self) -> None:
         """Wait for all ranks that are not gone, where ranks otherwise do not wait."""
 
+    def missing(self) -> list[int]:
+        """Return the ranks that were not there when the whole was put together last."""
+        return []
+
     def stay(self) -> None:
         """Before this rank leaves: serve the others until they leave too, if they need it."""
 
