@@ -77,6 +77,8 @@ def build(arm: str, spec: dict[str, Any]) -> tuple[nn.Module, Optimizer, Callabl
     optimizer = SGD(model.parameters(), lr=LR)
     if name == "local":
         return model, optimizer, lambda: None
+    if name != "syncline" and arm not in ASYNCHRONOUS:
+        raise ValueError(f"there is no arm {arm!r}")
     strategy = ASYNCHRONOUS.get(arm, lambda: "synchronous")()
     spread = syncline.distribute(model, optimizer, strategy, early=size != "late")
     if not spread.my_shards:

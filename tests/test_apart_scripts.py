@@ -340,15 +340,24 @@ def test_a_state_dict_outside_the_whole_is_told_once(caplog):
         assert line.startswith(f"state_dict() holds rank {rank}'s own parameters.")
 
 
+def test_ranks_that_serve_do_so_for_one_model():
+    def work():
+        syncline.init()
+        for strategy in (Server(DEDICATED), Gossip()):
+            model = network()
+            syncline.distribute(model, sgd(model), strategy)
+        with pytest.raises(UsageError, match="only serve loop for one model"):
+            syncline.shard(loader())
+
+    run_ranks(2, work)
+
+
 def test_a_rank_that_serves_takes_no_steps_and_knows_how_many_the_others_take():
     def work():
         rank = syncline.init()
         model = network()
         optimizer = sgd(model)
         syncline.distribute(model, optimizer, Server(DEDICATED))
-        other = network()
-        with pytest.raises(UsageError, match="there for one model"):
-            syncline.distribute(other, sgd(other), Gossip())
         batches = syncline.shard(loader())
         for (x,) in batches:
             one_step(model, optimizer, x)

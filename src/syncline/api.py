@@ -13,7 +13,7 @@ from syncline.comm.tree import shard_range
 from syncline.errors import ConfigError, UsageError
 from syncline.loader import FlatLoader, ServingLoader, ShardedLoader, check_one_shard
 from syncline.replica import Replica
-from syncline.session import Session, current_session, open_session
+from syncline.session import current_session, open_session
 from syncline.strategies import Strategy, make_strategy
 
 
@@ -65,12 +65,6 @@ def distribute(
     """
     session = current_session()
     chosen = make_strategy(strategy) if isinstance(strategy, str) else strategy
-    size = session.world.size
-    if any(one.num_workers(size) < size for one in _strategies(session, chosen)):
-        raise UsageError(
-            "ranks that only serve are there for one model. Use servers=0 for several: then every "
-            "rank holds strips of each."
-        )
     for name, value in (("bucket_bytes", bucket_bytes), ("accumulate", accumulate)):
         if value is not None and value < 1:
             raise ConfigError(name, f"got {value}", "it must be at least 1", "Leave it out.")
@@ -91,11 +85,6 @@ def distribute(
     replica.warn_of_own()
     session.replicas.append(replica)
     return replica
-
-
-def _strategies(session: Session, another: Strategy) -> list[Strategy]:
-    """Return all strategies of a session where there are several."""
-    return [*(one.strategy for one in session.replicas), another] if session.replicas else []
 
 
 def _replica_of(model: nn.Module) -> Replica:
@@ -132,6 +121,13 @@ def shards(loader: DataLoader[Any], *, seed: int = 0) -> ShardedLoader | Serving
         count = session.world.size
         mine = range(*shard_range(count, count, session.world.rank))
         return ShardedLoader(loader, count, mine, None, seed)
+    size = session.world.size
+    serving = [one for one in session.replicas if one.strategy.num_workers(size) < size]
+    if serving and len(session.replicas) > 1:
+        raise UsageError(
+            "ranks that only serve loop for one model. Use servers=0 for several: then every rank "
+            "holds strips of each."
+        )
     steps = ShardedLoader(loader, replica.shards, replica.my_shards, replica, seed)
     return steps if replica.my_shards else ServingLoader(replica, steps)
 
