@@ -238,6 +238,15 @@ def test_what_was_pushed_last_is_in_the_whole_however_slow_the_wire(early):
 
 
 @pytest.mark.parametrize("early", [False, True])
+def test_what_was_pushed_last_is_in_the_optimizers_state_however_slow_the_wire(early):
+    server = lambda: Server(ServerSettings(early=early))  # noqa: E731
+    _, strategies = play(server, TOGETHER, GRADIENTS, momentum=1.0, rate=1e3, keeps_state=True)
+    # With momentum 1 the velocity is the sum of all gradients, in whatever order they came.
+    for one in strategies:
+        assert one.last_state["x"]["momentum_buffer"].tolist() == [0.0, 9.0]
+
+
+@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("rate", [2.0, 100.0, 1e9])
 def test_a_push_is_used_with_the_pushers_own_settings(rate, early):
     server = lambda: Server(ServerSettings(early=early))  # noqa: E731

@@ -28,7 +28,7 @@ class Toy:
         size = len(start)
         self.bucket = Bucket(0, [Slot("x", parameter, 0)], size, torch.float32)
         self.bucket.slots[0].bucket = self.bucket
-        self.buckets = [self.bucket]
+        self.buckets, self.slots = [self.bucket], self.bucket.slots
         memory, slot = comm.allocate(size, torch.float32), comm.allocate(size, torch.float32)
         memory.mine.copy_(parameter.detach())
         cuts = (0, *[size] * group.size)
@@ -66,6 +66,7 @@ def play(
     round_s=ROUND_S,
     rate=1e9,
     death=None,
+    keeps_state=False,
 ):
     """Let ranks take steps, one round each second; return all values after each round.
 
@@ -73,7 +74,7 @@ def play(
     `lr` may be a list, by rank. `delays[rank]` is how much later in each round a rank acts.
     Messages take `LATENCY_S`, and what their bytes take at `rate`. `death` is a rank, and when it
     dies after the first round began. Returns the values of every rank after each
-    round, by round, and the strategies.
+    round, by round, and the strategies; with `keeps_state` these have the optimizer's last state.
     """
     clock = Clock()
     size, steps = len(starts), len(gradients[0])
@@ -108,6 +109,8 @@ def play(
             strategy.before_use(toy.bucket)
             toy.bucket.step += 1
             rounds[step][rank] = toy.values.tolist()
+        if keeps_state:
+            strategy.last_state = strategy.gather_state(toy, comm, is_wanted=True)
         strategy.last = strategy.gather(is_wanted=True)
 
     processes = [clock.spawn(f"rank {rank}", live, rank) for rank in range(size)]
