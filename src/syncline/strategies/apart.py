@@ -124,8 +124,15 @@ class Apart(Strategy):
             return
         self._farewell.tell(1)
         others = set(range(self.comm.size)) - {self.comm.position}
-        while self.meeting.until_called(others, but=lambda rank: self._farewell.reached[rank] > 0):
+        while self.meeting.until_called(others, but=self._has_ended):
             self.gather(is_wanted=False)
+
+    def _has_ended(self, rank: int) -> bool:
+        return self._farewell.reached[rank] > 0
+
+    def takes_no_steps(self, rank: int) -> bool:
+        """Say whether a rank waits for this one at a meeting, or has ended and stays for others."""
+        return self.meeting.is_called_by(rank) or self._has_ended(rank)
 
     def in_turn(self) -> list[int]:
         """Return all positions, this rank's first: so that not all ranks ask the same one first."""

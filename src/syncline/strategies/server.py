@@ -63,8 +63,7 @@ class Server(Apart):
         if ahead != "none":
             self._progress.tell(step.number + 1)
             workers = range(self.num_workers(self.comm.size))
-            # Who has come to a meeting already waits for this rank.
-            self._progress.until(step.number + 1 - ahead, workers, but=self.meeting.is_called_by)
+            self._progress.until(step.number + 1 - ahead, workers, but=self.takes_no_steps)
 
     def gather_state(self, replica: Spreadable, comm: Communicator, *, is_wanted: bool) -> State:
         """Read it from those who hold strips, while all who are there wait in a meeting."""
