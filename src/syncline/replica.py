@@ -48,7 +48,7 @@ from syncline.comm.control import Control
 from syncline.comm.hub import ALONE, NUM_CHANNELS, PATIENT
 from syncline.comm.tree import LeafPlan
 from syncline.early import EarlyUpdates, why_not_early
-from syncline.errors import UsageError
+from syncline.errors import RankFailed, UsageError
 from syncline.lane import Lane
 from syncline.parameters import (
     GradientTaken,
@@ -218,6 +218,15 @@ class Replica:
         return self.comm.ranks[self.comm.position]
 
     @property
+    def _gone(self) -> dict[int, RankFailed]:
+        return {} if self._control is None else self._control.gone
+
+    @property
+    def _root(self) -> nn.Module:
+        """The user's module, also where the model is its compiled form."""
+        return getattr(self.model, "_orig_mod", self.model)
+
+    @property
     def _is_on_one_machine(self) -> bool:
         return self._control is not None and len(self._control.place.leaders) == 1
 
@@ -300,7 +309,7 @@ class Replica:
                     yield module.register_forward_pre_hook(self._make_pre_hook(slots))
 
     def _hook_state(self) -> Iterator[Any]:
-        root = getattr(self.model, "_orig_mod", self.model)
+        root = self._root
         yield root.register_state_dict_pre_hook(lambda *_: self.synchronize())
         yield root.register_load_state_dict_pre_hook(lambda *_: self.synchronize())
         yield root.register_load_state_dict_post_hook(lambda *_: self._after_load())
@@ -347,7 +356,11 @@ class Replica:
         """Serve until every rank that computes has left."""
         self.serve()
         self._lane.call(self.strategy.serve_workers)
-        gone = {} if self._control is None else self._control.gone
+        self.check_workers()
+
+    def check_workers(self) -> None:
+        """Give up if every rank that computes is gone."""
+        gone = self._gone
         workers = range(self.strategy.num_workers(self.comm.size))
         if all(rank in gone for rank in workers):
             raise gone[workers[-1]]
@@ -1044,8 +1057,7 @@ class Replica:
 
     def _tell_who_left(self) -> None:
         """Say which ranks are not part of the whole: they have ended without coming to it."""
-        gone = {} if self._control is None else self._control.gone
-        left = [rank for rank in self.strategy.missing() if rank not in gone]
+        left = [rank for rank in self.strategy.missing() if rank not in self._gone]
         if left and self.my_shards:
             log.warning(
                 "whole() is without rank%s %s, which left before. Call it on every rank.",
@@ -1069,8 +1081,7 @@ class Replica:
                 )
 
         if self.strategy.is_apart and self.comm.size > 1:
-            root = getattr(self.model, "_orig_mod", self.model)
-            self._handles.append(root.register_state_dict_pre_hook(warn))
+            self._handles.append(self._root.register_state_dict_pre_hook(warn))
 
     def meet(self) -> None:
         """Wait for all ranks that are not gone, where ranks otherwise do not wait."""

@@ -476,7 +476,7 @@ class _Run:
         if not (evaluates or saves):
             return
         with self.replica.whole(is_wanted=is_first):
-            self._check_workers()
+            self.replica.check_workers()
             if saves:
                 self._save(done, self.out / "checkpoints", is_wanted=is_first)
             if evaluates:
@@ -494,7 +494,7 @@ class _Run:
         if is_apart:
             self.replica.serve()  # it is built by now, unless there was no step left to take
         with self.replica.whole():
-            self._check_workers()
+            self.replica.check_workers()
             while True:
                 is_first = self.is_first
                 self._save(self.total, self.out / "checkpoints", is_wanted=is_first)
@@ -517,13 +517,6 @@ class _Run:
             return bool(msgspec.json.decode(text)["steps"] == self.total)
         except (OSError, msgspec.DecodeError, KeyError):
             return False
-
-    def _check_workers(self) -> None:
-        """Give up if nobody is left who computes."""
-        workers = range(self.replica.strategy.num_workers(self.world.size))
-        gone = self._gone()
-        if workers and all(rank in gone for rank in workers):
-            raise gone[workers[-1]]
 
     def _evaluate(self, step: int, *, is_wanted: bool) -> tuple[float | None, float | None]:
         """Test on data kept apart, spread over ranks in fixed parts: all of them get the result.

@@ -144,12 +144,16 @@ class Control:
 
     def _note_end(self, rank: int) -> None:
         """A rank's process has ended: in good order, if it said so."""
-        at = self.place.local_ranks.index(rank)
-        if self.progress.read(at)[2] == LEFT:
-            self.left.add(rank)
-            self._tell_gone(rank)
-        elif rank not in self.left:
+        if not self._has_said_farewell(rank) and rank not in self.left:
             self._fail(rank, "died", f"rank {rank} died {self._last_of(rank)}.")
+
+    def _has_said_farewell(self, rank: int) -> bool:
+        """Look at the board whether a rank of this machine ended in good order; take note."""
+        if self.progress.read(self.place.local_ranks.index(rank))[2] != LEFT:
+            return False
+        self.left.add(rank)
+        self._tell_gone(rank)
+        return True
 
     def check(self) -> None:
         """Raise if a peer is known to be gone."""
@@ -203,14 +207,17 @@ class Control:
 
     def steps(self) -> dict[int, int]:
         """Return how many steps each rank has taken, also those that are gone; as far as heard."""
-        return {rank: record[0] for rank, record in (self._records | self._local_records()).items()}
+        return {rank: record[0] for rank, record in self._all_records().items()}
+
+    def _all_records(self) -> dict[int, Record]:
+        return self._records | self._local_records()
 
     def _local_records(self) -> dict[int, Record]:
         return {rank: self.progress.read(at) for at, rank in enumerate(self.place.local_ranks)}
 
     def _num_begun(self) -> dict[int, int]:
         """Return how many phases the others have begun, as far as heard; not those that left."""
-        known = self._records | self._local_records()
+        known = self._all_records()
         gone = {self.place.rank, *self.left, *self.gone}
         return {rank: record[3] for rank, record in known.items() if rank not in gone}
 
@@ -326,11 +333,8 @@ class Control:
     def _look_for_silence(self) -> None:
         now = time.monotonic()
         for rank in set(self._pidfds.values()) - self.left:
-            at = self.place.local_ranks.index(rank)
-            if self.progress.read(at)[2] == LEFT:
-                self.left.add(rank)
-                self._tell_gone(rank)
-            beats = self.progress.num_beats(at)
+            self._has_said_farewell(rank)
+            beats = self.progress.num_beats(self.place.local_ranks.index(rank))
             if beats != self._beats.get(rank, (-1, 0.0))[0]:
                 self._beats[rank] = beats, now
         heard_last = {rank: when for rank, (_, when) in self._beats.items()} | self._heard

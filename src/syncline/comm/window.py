@@ -197,9 +197,10 @@ class Patience:
         while not is_true():
             self._control.check()
             self._hub.sleep(is_true)
-            if late is not None:
+            waited_s = time.monotonic() - started
+            if late is not None and waited_s > self._control.hung_s:
                 for rank in late()[:1]:  # none, if it has come or is gone by now
-                    self._control.check_hung(rank, time.monotonic() - started, why())
+                    self._control.check_hung(rank, waited_s, why())
 
     def check(self, rank: int) -> None:
         if self.is_gone(rank):
