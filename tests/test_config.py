@@ -29,7 +29,7 @@ from syncline.config import (
     what_changed,
 )
 from syncline.errors import ConfigError
-from syncline.sim.faults import Conditions, Fault, Jitter, LinkChange
+from syncline.faults import Conditions, Fault, Jitter, LinkChange
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from syncline.sim.faults import Conditions, Fault, Jitter
+from syncline.faults import Conditions, Fault, Jitter
 from syncline.sim.run import simulate
 from syncline.strategies import STRATEGIES
 from worlds import cluster, workload

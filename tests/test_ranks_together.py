@@ -11,9 +11,9 @@ from torch import nn
 
 import syncline
 from ranks import RankError, run_ranks
-from syncline.bucket import Bucket
 from syncline.checkpoint import digest_of
 from syncline.comm import shared_memory
+from syncline.engine.bucket import Bucket
 from syncline.perf.trace import Recorder
 from syncline.strategies import STRATEGIES, Synchronous
 

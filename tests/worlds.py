@@ -10,7 +10,7 @@ from pathlib import Path
 
 from syncline.cluster import Cluster, Link
 from syncline.comm.virtual import VirtualWorld
-from syncline.sim.clock import Clock
+from syncline.virtual.clock import Clock
 from syncline.workload import Layer, Workload
 
 

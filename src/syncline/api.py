@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from syncline.comm.tree import shard_range
+from syncline.engine.replica import Replica
 from syncline.errors import ConfigError, UsageError
 from syncline.loader import FlatLoader, ServingLoader, ShardedLoader, check_one_shard
-from syncline.replica import Replica
 from syncline.session import current_session, open_session
 from syncline.strategies import Strategy, make_strategy
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from syncline.errors import ConfigError
-from syncline.sim.faults import Conditions, Fault, Jitter
+from syncline.faults import Conditions, Fault, Jitter
 
 if TYPE_CHECKING:
     from syncline.config import ClusterSettings

@@ -23,7 +23,7 @@ from msgspec import Meta, inspect
 
 from syncline.cluster import PRESETS
 from syncline.errors import ConfigError
-from syncline.sim.faults import ANY_RANK, Fault, LinkChange
+from syncline.faults import ANY_RANK, Fault, LinkChange
 from syncline.strategy_settings import SETTINGS as STRATEGIES
 from syncline.strategy_settings import OwnSettings
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+from syncline.engine.replica import Replica
 from syncline.errors import UsageError
-from syncline.replica import Replica
 from syncline.seeds import seed_for
 
 

@@ -29,10 +29,10 @@ from syncline.comm.network import Network, Transport
 from syncline.comm.rendezvous import Links, Place, local_address_towards, meet
 from syncline.comm.shared_memory import Machine, SharedMemory, is_supported
 from syncline.comm.streams import connect_streams
+from syncline.engine.lane import Lane
+from syncline.engine.replica import Replica
 from syncline.errors import CommError, ConfigError, UsageError
-from syncline.lane import Lane
 from syncline.launch.env import World, read_world
-from syncline.replica import Replica
 
 log = logging.getLogger("syncline")
 

@@ -34,16 +34,16 @@ from syncline.comm.base import Partials, exchange_bytes, small_sum
 from syncline.comm.tree import shard_range
 from syncline.config import Job, OptimizerSettings
 from syncline.data import DataSet, Split
+from syncline.engine.replica import Replica
 from syncline.errors import ConfigError, RankFailed
+from syncline.faults import Conditions
 from syncline.files import write_atomically
 from syncline.launch.env import World, read_world
 from syncline.loader import epoch_order, reseed
 from syncline.perf.trace import Recorder, Trace
-from syncline.replica import Replica
 from syncline.report.progress import Progress
 from syncline.seeds import seed_for
 from syncline.session import Session, close_session, fail_session, open_session
-from syncline.sim.faults import Conditions
 from syncline.strategies import make_strategy
 
 EVALUATION_BATCH = 256

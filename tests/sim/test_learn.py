@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from syncline.config import parse_job
-from syncline.sim.faults import Conditions, Jitter
+from syncline.faults import Conditions, Jitter
 from syncline.sim.learn import Learning
 from syncline.sim.run import simulate
 from syncline.workload import derive

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from syncline.comm import virtual
 from syncline.errors import ConfigError, DeadlockError
+from syncline.faults import Conditions, Fault, Jitter, LinkChange
 from syncline.perf.cost import plan
-from syncline.sim.faults import Conditions, Fault, Jitter, LinkChange
-from syncline.sim.link import Links
 from syncline.sim.run import simulate
 from syncline.strategies import Strategy
+from syncline.virtual.link import Links
 from worlds import cluster, run_program, workload
 
 RATE = 1024.0
@@ -189,7 +189,7 @@ def test_machines_with_several_ranks_take_as_long_as_their_plan_says(ranks, per_
 PROGRAM = """
 import sys
 from worlds import cluster, workload
-from syncline.sim.faults import Conditions, Jitter
+from syncline.faults import Conditions, Jitter
 from syncline.sim.run import simulate
 conditions = Conditions(jitter=Jitter(kind="lognormal", sigma=0.3), seed=7)
 layers = [(4096 * k, 0.1 * k, 0.2) for k in range(1, 9)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch.nn import Parameter
 
-from syncline.bucket import Bucket, Slot, Step, place
 from syncline.comm.base import small_sum
 from syncline.comm.tree import Spread
 from syncline.comm.virtual import VirtualWorld
-from syncline.sim.clock import Clock
-from syncline.update import Reach, StripUpdate, snapshot
+from syncline.engine.bucket import Bucket, Slot, Step, place
+from syncline.engine.update import Reach, StripUpdate, snapshot
+from syncline.virtual.clock import Clock
 from worlds import cluster
 
 START_S = 10.0

@@ -20,7 +20,7 @@ from syncline.config import Job, read_job
 from syncline.files import check_can_be_written
 
 if TYPE_CHECKING:
-    from syncline.sim.faults import Conditions
+    from syncline.faults import Conditions
     from syncline.sim.run import Outcome
 
 

@@ -23,8 +23,8 @@ from syncline.comm.window import Functions, Window
 from syncline.errors import CommError
 from syncline.perf.cost import Phase, plan
 from syncline.perf.trace import TaskId
-from syncline.sim.clock import Clock, Signal
-from syncline.sim.link import Links, Port
+from syncline.virtual.clock import Clock, Signal
+from syncline.virtual.link import Links, Port
 
 
 @dataclass(eq=False)

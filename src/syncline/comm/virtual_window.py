@@ -14,7 +14,7 @@ import torch
 from syncline.comm.base import Memory
 from syncline.comm.window import Call, Done, Functions, Pending, bytes_moved
 from syncline.errors import PeerGone
-from syncline.sim.clock import Signal
+from syncline.virtual.clock import Signal
 
 if TYPE_CHECKING:
     from syncline.comm.virtual import Endpoint, Group

@@ -5,7 +5,7 @@ Communication Operations in MPICH", 2005): a message of S bytes takes alpha + S 
 latency and 1 / beta a rate; a port sends and receives at the same time. Sums are not charged: they
 are compute. The three communicators below are ours, phase by phase as `comm/` does them.
 
-A rank sends `size_bytes` once, as one partial sum. Nothing else is on the links: `sim/link.py`
+A rank sends `size_bytes` once, as one partial sum. Nothing else is on the links: `virtual/link.py`
 shares them among several collectives.
 """
 

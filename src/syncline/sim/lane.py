@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from syncline.comm.hub import ALONE
-from syncline.lane import Work, next_work
-from syncline.sim.clock import Clock, Process, Signal
+from syncline.engine.lane import Work, next_work
+from syncline.virtual.clock import Clock, Process, Signal
 
 
 class VirtualLane:

@@ -14,15 +14,15 @@ from typing import Any, Protocol
 
 import torch
 
-from syncline.bucket import Bucket, Slot, Step, Update, cut_buckets, cut_strips, place
 from syncline.comm.base import Communicator, Partials, small_sum
 from syncline.comm.virtual import VirtualWorld
+from syncline.engine.bucket import Bucket, Slot, Step, Update, cut_buckets, cut_strips, place
+from syncline.engine.update import Hyper
+from syncline.faults import Conditions
 from syncline.perf.trace import Recorder, TaskId
-from syncline.sim.clock import Signal
-from syncline.sim.faults import Conditions
 from syncline.sim.lane import VirtualLane
 from syncline.strategies.base import Strategy
-from syncline.update import Hyper
+from syncline.virtual.clock import Signal
 from syncline.workload import Workload
 
 

@@ -15,18 +15,18 @@ from dataclasses import dataclass
 import torch
 from torch.nn import Parameter
 
-from syncline.bucket import Slot, choose_bucket_bytes
 from syncline.cluster import Cluster
 from syncline.comm.virtual import VirtualWorld
+from syncline.engine.bucket import Slot, choose_bucket_bytes
 from syncline.errors import PeerGone, RankDied
+from syncline.faults import Conditions
 from syncline.perf.trace import Recorder, Trace
-from syncline.sim.clock import Clock
-from syncline.sim.faults import Conditions
 from syncline.sim.learn import Learning, RankLearner, slots_of
-from syncline.sim.link import Port
 from syncline.sim.rank import Settings, VirtualRank
 from syncline.strategies import make_strategy
 from syncline.strategies.base import Strategy
+from syncline.virtual.clock import Clock
+from syncline.virtual.link import Port
 from syncline.workload import Workload
 
 ELEMENT_BYTES = 4

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from syncline.bucket import Step
+from syncline.engine.bucket import Step
 from syncline.errors import ConfigError
 from syncline.strategies.base import Strategy
 from syncline.strategies.elastic import Elastic

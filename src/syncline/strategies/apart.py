@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import torch
 
-from syncline.bucket import Bucket, Step
 from syncline.comm.alone import Alone
 from syncline.comm.base import Communicator
 from syncline.comm.meeting import Meeting
 from syncline.comm.window import Functions, Window
+from syncline.engine.bucket import Bucket, Step
 from syncline.errors import PeerGone
 from syncline.strategies.base import Spreadable, Strategy
 from syncline.strategy_settings import OwnSettings

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import torch
 
-from syncline.bucket import Bucket, Slot, Step, Update
 from syncline.comm.base import Communicator
 from syncline.comm.tree import LeafPlan, Spread, plan_leaves, shard_range
+from syncline.engine.bucket import Bucket, Slot, Step, Update
+from syncline.engine.state import State, gather_optimizer_state
 from syncline.errors import ConfigError
-from syncline.state import State, gather_optimizer_state
 
 
 class Spreadable(Protocol):

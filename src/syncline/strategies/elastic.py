@@ -16,7 +16,7 @@ import contextlib
 
 import torch
 
-from syncline.bucket import Bucket, Step, view_of
+from syncline.engine.bucket import Bucket, Step, view_of
 from syncline.errors import PeerGone
 from syncline.strategies.apart import Apart
 from syncline.strategies.base import Spreadable

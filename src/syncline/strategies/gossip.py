@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
-from syncline.bucket import Bucket
 from syncline.comm.base import Communicator
 from syncline.comm.window import Call, Pending, Window
+from syncline.engine.bucket import Bucket
 from syncline.errors import PeerGone
 from syncline.seeds import seed_for
 from syncline.strategies.apart import Apart

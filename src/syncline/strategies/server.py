@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from syncline.bucket import Bucket, Step
 from syncline.comm.base import Communicator
 from syncline.comm.meeting import Meeting
-from syncline.state import State, StateWindow
+from syncline.engine.bucket import Bucket, Step
+from syncline.engine.state import State, StateWindow
 from syncline.strategies.apart import Apart
 from syncline.strategies.base import Spreadable
 from syncline.strategies.strip import Strip

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from syncline.bucket import Bucket, Update
 from syncline.comm.base import Memory
 from syncline.comm.window import Call, Pending, Window
+from syncline.engine.bucket import Bucket, Update
+from syncline.engine.update import Hyper
 from syncline.strategies.base import Spreadable
 from syncline.strategies.terms import Terms, TermsTold
-from syncline.update import Hyper
 
 if TYPE_CHECKING:
     from syncline.strategies.server import Server

@@ -11,8 +11,8 @@ until then some backward pass may still read them.
 
 from __future__ import annotations
 
-from syncline.bucket import Bucket, Step
 from syncline.comm.base import Communicator
+from syncline.engine.bucket import Bucket, Step
 from syncline.strategies.base import Spreadable, Strategy
 
 

@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from syncline.comm.window import MAX_NOTE_BYTES, Call, Window
-from syncline.update import Hyper
+from syncline.engine.update import Hyper
 
 _Setting = float | tuple[float, ...]
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from syncline.bucket import Bucket, Piece, Slot, pieces_of, view_of
+from syncline.engine.bucket import Bucket, Piece, Slot, pieces_of, view_of
 from syncline.errors import UsageError
 
 CACHE_ELEMENTS = 1 << 16

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from syncline.errors import ConfigError
-from syncline.sim.faults import ANY_RANK, Conditions, Fault, Jitter, LinkChange
+from syncline.faults import ANY_RANK, Conditions, Fault, Jitter, LinkChange
 
 LOGNORMAL = Jitter(kind="lognormal", sigma=0.3)
 EXPONENTIAL = Jitter(kind="exponential", shift=0.9)
@@ -101,7 +101,7 @@ def test_a_draw_depends_on_seed_rank_and_step_alone(jitter):
 
 def test_another_process_draws_the_same_numbers():
     program = (
-        "from syncline.sim.faults import Conditions, Jitter\n"
+        "from syncline.faults import Conditions, Jitter\n"
         "for jitter in (Jitter(kind='lognormal', sigma=0.3), Jitter(kind='exponential')):\n"
         "    conditions = Conditions(jitter=jitter, seed=5)\n"
         "    print([conditions.factor(rank, 7).hex() for rank in range(4)])\n"

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from syncline.lane import Lane
+from syncline.engine.lane import Lane
 
 
 @pytest.mark.parametrize("has_thread", [True, False])

@@ -13,8 +13,8 @@ from itertools import accumulate
 
 import torch
 
-from syncline.bucket import BLOCK_ELEMENTS, Bucket, Slot, pieces_of
 from syncline.comm.base import Communicator, small_sum
+from syncline.engine.bucket import BLOCK_ELEMENTS, Bucket, Slot, pieces_of
 
 
 class Norm:

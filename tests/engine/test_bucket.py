@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import Parameter
 
-from syncline.bucket import (
+from syncline.engine.bucket import (
     BLOCK_ELEMENTS,
     Slot,
     cut_buckets,
@@ -17,7 +17,7 @@ from syncline.bucket import (
     is_dense,
     pieces_of,
 )
-from syncline.clip import block_squares
+from syncline.engine.clip import block_squares
 
 sizes = st.lists(st.integers(1, 5000), min_size=1, max_size=12)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.sim.clock import Clock
-from syncline.sim.link import Links
+from syncline.virtual.clock import Clock
+from syncline.virtual.link import Links
 
 
 class World:

@@ -15,7 +15,7 @@ import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from syncline.sim.clock import Clock
+from syncline.virtual.clock import Clock
 
 Port = tuple[str, int]
 """What a flow goes through, such as ("out", 3): the way out of machine 3."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import DeadlockError
-from syncline.sim.clock import Clock, Signal
+from syncline.virtual.clock import Clock, Signal
 
 
 def test_calls_run_in_the_order_of_time_and_ties_in_the_order_asked():

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import torch
 
-from syncline.bucket import Bucket, Slot
 from syncline.comm.base import Communicator, exchange_bytes
 from syncline.comm.window import Call
-from syncline.update import flatten_like
+from syncline.engine.bucket import Bucket, Slot
+from syncline.engine.update import flatten_like
 
 State = dict[str, dict[str, Any]]
 """By parameter name and by the optimizer's own keys."""

@@ -11,7 +11,7 @@ from torch import nn
 import syncline
 from ranks import run_ranks
 from syncline.checkpoint import digest_of
-from syncline.early import BLOCK_STEPS, NUM_BLOCKS, EarlyUpdates
+from syncline.engine.early import BLOCK_STEPS, NUM_BLOCKS, EarlyUpdates
 
 pytestmark = pytest.mark.processes
 

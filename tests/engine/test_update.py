@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from syncline.comm.alone import Alone
+from syncline.engine.lane import Lane
+from syncline.engine.replica import Replica
+from syncline.engine.update import Reach, find_reach, leaves_gradients
 from syncline.errors import UsageError
-from syncline.lane import Lane
-from syncline.replica import Replica
 from syncline.strategies import Synchronous
-from syncline.update import Reach, find_reach, leaves_gradients
 
 P = [torch.nn.Parameter(torch.zeros(4, 4))]
 

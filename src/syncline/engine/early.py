@@ -22,9 +22,9 @@ from collections.abc import Sequence
 import torch
 from torch.optim import Optimizer
 
-from syncline.bucket import Bucket, view_of
 from syncline.comm.base import Communicator, Strips
-from syncline.update import Hyper, leaves_gradients, snapshot
+from syncline.engine.bucket import Bucket, view_of
+from syncline.engine.update import Hyper, leaves_gradients, snapshot
 
 log = logging.getLogger("syncline")
 

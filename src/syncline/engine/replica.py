@@ -30,7 +30,11 @@ from torch import nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from syncline.bucket import (
+from syncline.comm.base import Communicator, exchange_bytes, small_sum
+from syncline.comm.control import Control
+from syncline.comm.hub import ALONE, NUM_CHANNELS, PATIENT
+from syncline.comm.tree import LeafPlan
+from syncline.engine.bucket import (
     Bucket,
     Slot,
     Step,
@@ -41,16 +45,11 @@ from syncline.bucket import (
     place,
     view_of,
 )
-from syncline.buffers import Buffers, flat_buffers, load_flat_buffers
-from syncline.clip import Norm
-from syncline.comm.base import Communicator, exchange_bytes, small_sum
-from syncline.comm.control import Control
-from syncline.comm.hub import ALONE, NUM_CHANNELS, PATIENT
-from syncline.comm.tree import LeafPlan
-from syncline.early import EarlyUpdates, why_not_early
-from syncline.errors import RankFailed, UsageError
-from syncline.lane import Lane
-from syncline.parameters import (
+from syncline.engine.buffers import Buffers, flat_buffers, load_flat_buffers
+from syncline.engine.clip import Norm
+from syncline.engine.early import EarlyUpdates, why_not_early
+from syncline.engine.lane import Lane
+from syncline.engine.parameters import (
     GradientTaken,
     Guarded,
     InFlight,
@@ -60,9 +59,8 @@ from syncline.parameters import (
     version_of,
     waiters,
 )
-from syncline.perf.trace import Recorder
-from syncline.state import State
-from syncline.update import (
+from syncline.engine.state import State
+from syncline.engine.update import (
     Hyper,
     Reach,
     StripUpdate,
@@ -71,6 +69,8 @@ from syncline.update import (
     idle_copy,
     snapshot,
 )
+from syncline.errors import RankFailed, UsageError
+from syncline.perf.trace import Recorder
 
 if TYPE_CHECKING:
     from syncline.strategies.base import Strategy

@@ -1,0 +1,1 @@
+"""Virtual time: the clock, and links whose flows share them."""
