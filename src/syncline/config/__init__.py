@@ -1,0 +1,48 @@
+"""The job: what to train, on what, how. Typed, frozen, read from TOML here and nowhere else.
+
+Every mistake in a job ends as one `ConfigError` line with the dotted key, what was found, the rule
+and the way out. Nothing is ignored: an unknown key, and a setting without effect under the other
+settings, are refused. `job_to_toml` writes what `parse_job` reads back as an equal job.
+
+settings.py      the tables of a job
+rules.py         rules between settings
+job.py           the job as a whole
+describe.py      what a setting's type admits, in words
+convert.py       plain values to typed ones
+reading.py       TOML to a job
+writing.py       a job to TOML
+words.py         the words errors are made of
+
+No torch here: the command line checks a job before it pays for importing that.
+"""
+
+from syncline.config.job import Job, keys, what_changed
+from syncline.config.reading import parse_job, read_job
+from syncline.config.settings import (
+    ClusterSettings,
+    DataSettings,
+    ModelSettings,
+    OptimizerSettings,
+    RunSettings,
+    StrategySettings,
+)
+from syncline.config.words import printable
+from syncline.config.writing import job_to_toml
+from syncline.strategy_settings import SETTINGS as STRATEGIES
+
+__all__ = [
+    "STRATEGIES",
+    "ClusterSettings",
+    "DataSettings",
+    "Job",
+    "ModelSettings",
+    "OptimizerSettings",
+    "RunSettings",
+    "StrategySettings",
+    "job_to_toml",
+    "keys",
+    "parse_job",
+    "printable",
+    "read_job",
+    "what_changed",
+]

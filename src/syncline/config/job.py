@@ -1,0 +1,139 @@
+"""A job: all its tables, what they come to on so many ranks, and how two jobs differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from typing import Any
+
+import msgspec
+
+from syncline.config.rules import (
+    check_cluster,
+    check_faults,
+    check_image_size,
+    check_length,
+    check_optimizer,
+    check_period,
+    check_shards,
+    check_warmup,
+)
+from syncline.config.settings import (
+    ClusterSettings,
+    DataSettings,
+    ModelSettings,
+    OptimizerSettings,
+    RunSettings,
+    StrategySettings,
+    Table,
+)
+from syncline.errors import ConfigError
+from syncline.faults import Fault
+from syncline.strategy_settings import OwnSettings
+
+
+class Job(Table, frozen=True, kw_only=True):
+    """Everything a training run depends on, and the cluster to simulate it on."""
+
+    model: ModelSettings
+    data: DataSettings
+    optimizer: OptimizerSettings
+    strategy: StrategySettings = StrategySettings()
+    run: RunSettings
+    cluster: ClusterSettings = ClusterSettings()
+    faults: tuple[Fault, ...] = ()
+    """What goes wrong on purpose: in training for real, in a simulation in virtual time."""
+
+    @property
+    def image_size(self) -> int | None:
+        """The side of the images in pixels, whichever table says so; None as the data has them."""
+        return self.data.image_size if self.model.image_size is None else self.model.image_size
+
+    def check(self) -> None:
+        """Check what does not depend on the number of ranks."""
+        check_optimizer(self.optimizer)
+        check_cluster(self.cluster)
+        check_faults("faults", self.faults)
+        check_length(self.run)
+        check_warmup(self.optimizer, self.run)
+        check_image_size(self.model, self.data)
+
+    def resolved(self, ranks: int | None = None) -> Job:
+        """Fill in what is automatic for this many ranks (`run.ranks` if None), and check it all.
+
+        Afterwards `strategy.shards` is a number and the chosen optimizer's settings are written
+        out. Resolving twice changes nothing.
+        """
+        ranks = self.run.ranks if ranks is None else ranks
+        if ranks < 1:
+            raise ConfigError(
+                "run.ranks", f"got {ranks}", "a world has at least one rank", "Use 1 or more."
+            )
+        self.check()
+        own, workers = self.strategy.settings, self.strategy.num_workers(ranks)
+        if isinstance(own, OwnSettings):
+            own.check(ranks)
+            check_period(self.strategy.name, own, self.run.steps)
+        check_shards(self.data.batch, self.strategy.shards, ranks, workers)
+        shards = workers if self.strategy.shards is None else self.strategy.shards
+        return msgspec.structs.replace(
+            self,
+            optimizer=self.optimizer.resolved(),
+            strategy=msgspec.structs.replace(self.strategy, shards=shards),
+            run=msgspec.structs.replace(self.run, ranks=ranks),
+        )
+
+
+KEYS: dict[str, list[str]] = {
+    table.name: [field.name for field in msgspec.structs.fields(table.type)]
+    for table in msgspec.structs.fields(Job)
+    if table.name != "faults"
+}
+KEYS["strategy"].remove("settings")
+
+
+def keys() -> list[str]:
+    """List every setting by its dotted key."""
+    return [f"{table}.{name}" for table, names in KEYS.items() for name in names]
+
+
+# What a run may change when it is resumed: where and how fast it goes, how long, what it writes.
+_MAY_CHANGE = {
+    "data": {"path"},
+    "strategy": {"bucket_bytes", "overlap", "comm"},
+    "run": {
+        "ranks",
+        "steps",
+        "epochs",
+        "evaluate_every",
+        "checkpoint_every",
+        "out",
+        "silent_s",
+        "hung_s",
+    },
+    "cluster": set(ClusterSettings.__struct_fields__),
+}
+
+
+def what_changed(before: Job, now: Job) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the settings that differ and fix the arithmetic: key, value before, value now."""
+    before = msgspec.structs.replace(before, optimizer=before.optimizer.resolved())
+    now = msgspec.structs.replace(now, optimizer=now.optimizer.resolved())
+    for table in now.__struct_fields__:
+        if table == "faults":
+            continue
+        may_change = _MAY_CHANGE.get(table, set())
+        if table == "strategy" and now.strategy.parts:
+            may_change = {"shards", "settings", *may_change}
+            was, is_now = before.strategy.settings, now.strategy.settings
+            if type(was) is type(is_now):
+                yield from _differences(f"strategy.{now.strategy.name}", was, is_now, set())
+        yield from _differences(table, getattr(before, table), getattr(now, table), may_change)
+
+
+def _differences(
+    key: str, was: Any, is_now: Any, may_change: Set[str]
+) -> Iterator[tuple[str, Any, Any]]:
+    for name in is_now.__struct_fields__:
+        old, new = getattr(was, name), getattr(is_now, name)
+        if old != new and name not in may_change:
+            yield f"{key}.{name}", old, new

@@ -1,0 +1,233 @@
+"""Rules between settings: what each value alone cannot tell.
+
+Each check takes the tables it is about and raises `ConfigError`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from syncline.cluster import PRESETS
+from syncline.config.settings import (
+    ClusterSettings,
+    DataSettings,
+    ModelSettings,
+    OptimizerSettings,
+    RunSettings,
+)
+from syncline.config.words import any_of, did_you_mean, listed, printable, shown
+from syncline.errors import ConfigError
+from syncline.faults import ANY_RANK, Fault
+from syncline.strategy_settings import OwnSettings
+
+
+def check_length(run: RunSettings) -> None:
+    """Check that exactly one of steps and epochs is given."""
+    if (run.steps is None) == (run.epochs is None):
+        both = run.steps is not None
+        raise ConfigError(
+            "run.steps",
+            f"got {run.steps} together with run.epochs = {run.epochs}"
+            if both
+            else "neither run.steps nor run.epochs is there",
+            "exactly one of the two ends a run",
+            "Remove one of them." if both else "Write for example run.epochs = 10.",
+        )
+
+
+def check_warmup(optimizer: OptimizerSettings, run: RunSettings) -> None:
+    """Check that a cosine schedule has steps left after its warm-up."""
+    if optimizer.schedule == "cosine" and run.steps and optimizer.warmup_steps >= run.steps:
+        raise ConfigError(
+            "optimizer.warmup_steps",
+            f"got {optimizer.warmup_steps} with run.steps = {run.steps}",
+            "the cosine schedule begins after the warm-up",
+            f"Use less than {run.steps}.",
+        )
+
+
+def check_image_size(model: ModelSettings, data: DataSettings) -> None:
+    """Check that model and data do not name two sizes."""
+    sizes = model.image_size, data.image_size
+    if None not in sizes and sizes[0] != sizes[1]:
+        raise ConfigError(
+            "model.image_size",
+            f"got {sizes[0]} with data.image_size = {sizes[1]}",
+            "the model reads the images as the data gives them",
+            "Remove one of the two.",
+        )
+
+
+def check_optimizer(optimizer: OptimizerSettings) -> None:
+    """Refuse settings that the chosen optimizer or schedule does not read, or lacks."""
+    of_sgd, of_adam = ("momentum", "nesterov"), ("betas",)
+    for setting in of_adam if optimizer.name == "sgd" else of_sgd:
+        if getattr(optimizer, setting) is not None:
+            raise _without_effect(
+                f"optimizer.{setting}",
+                getattr(optimizer, setting),
+                f'optimizer.name is "{optimizer.name}"',
+                "adam and adamw" if setting in of_adam else "sgd",
+            )
+    if optimizer.schedule != "step":
+        for setting in ("decay_steps", "decay_factor"):
+            value = getattr(optimizer, setting)
+            if value is not None:
+                when = f'optimizer.schedule is "{optimizer.schedule}"'
+                raise _without_effect(f"optimizer.{setting}", value, when, 'schedule = "step"')
+    elif optimizer.decay_steps is None:
+        raise ConfigError(
+            "optimizer.decay_steps",
+            "it is not there",
+            'schedule = "step" needs the steps between two decays',
+            "Write for example optimizer.decay_steps = 1000.",
+        )
+    if optimizer.nesterov and not optimizer.momentum:
+        raise ConfigError(
+            "optimizer.nesterov",
+            "got true without momentum",
+            "Nesterov's step is a form of momentum",
+            "Write for example optimizer.momentum = 0.9.",
+        )
+
+
+def _without_effect(key: str, value: Any, when: str, owner: str) -> ConfigError:
+    how = "" if "[" in key else f" (on the command line: --set {key}=)"
+    return ConfigError(
+        key,
+        f"got {shown(value)} while {when}",
+        f"it has an effect with {owner} only",
+        f"Remove it{how}.",
+    )
+
+
+def check_cluster(cluster: ClusterSettings) -> None:
+    """Check what does not depend on the size of the world; `Conditions.check` does the rest."""
+    if cluster.preset not in PRESETS:
+        known = any_of(PRESETS)
+        fix = did_you_mean(cluster.preset, PRESETS) or f"Use {known}."
+        raise ConfigError("cluster.preset", f"got {shown(cluster.preset)}", f"this is {known}", fix)
+    for setting, kind in (("jitter_sigma", "lognormal"), ("jitter_shift", "exponential")):
+        value = getattr(cluster, setting)
+        if value and cluster.jitter != kind:
+            when = f'cluster.jitter is "{cluster.jitter}"'
+            raise _without_effect(f"cluster.{setting}", value, when, f'jitter = "{kind}"')
+    if cluster.jitter == "lognormal" and not cluster.jitter_sigma:
+        raise ConfigError(
+            "cluster.jitter_sigma",
+            "it is not there",
+            'jitter = "lognormal" needs a spread above 0',
+            "Write for example cluster.jitter_sigma = 0.1.",
+        )
+    for rank in cluster.slow_ranks:
+        if not re.fullmatch(r"0|[1-9][0-9]*", rank):
+            raise ConfigError(
+                f"cluster.slow_ranks.{printable(rank)}",
+                f"got {shown(rank)}",
+                "ranks are whole numbers, counted from 0",
+                "Write for example cluster.slow_ranks = {1 = 2.0}.",
+            )
+    check_faults("cluster.faults", cluster.faults)
+
+
+def check_faults(key: str, faults: Sequence[Fault]) -> None:
+    """Check each fault of the list at `key` by itself; `Conditions.check` knows the ranks."""
+    for number, fault in enumerate(faults):
+        _check_fault(f"{key}[{number}]", fault)
+
+
+def _check_fault(key: str, fault: Fault) -> None:
+    if fault.kind == "slow" and fault.factor == 1:
+        raise ConfigError(
+            f"{key}.factor",
+            "it is 1, or not given",
+            'compute takes as many times as long with kind = "slow"',
+            "Use for example factor = 5.0.",
+        )
+    owners = {"factor": "slow", "seconds": "pause"}
+    if fault.chance == 1:
+        owners["steps"] = "slow"
+        if fault.rank == ANY_RANK and fault.kind == "death":
+            raise ConfigError(
+                f"{key}.rank",
+                "got -1, every rank, for a death without a chance",
+                "somebody has to live",
+                "Name a rank, or write for example chance = 0.01.",
+            )
+    for field in msgspec.structs.fields(Fault):
+        value, owner = getattr(fault, field.name), owners.get(field.name, fault.kind)
+        if owner != fault.kind and value != field.default:
+            when = f'its kind is "{fault.kind}"'
+            raise _without_effect(f"{key}.{field.name}", value, when, f'kind = "{owner}"')
+
+
+def check_period(name: str, own: OwnSettings, steps: int | None) -> None:
+    """Check that ranks of the strategy `name` exchange at least once in a run of `steps`."""
+    if steps is not None and own.period > steps:
+        raise ConfigError(
+            f"strategy.{name}.period",
+            f"got {own.period} with run.steps = {steps}",
+            "ranks would never exchange anything",
+            f"Use at most {steps}.",
+        )
+
+
+def check_shards(batch: int, shards: int | None, ranks: int, workers: int) -> None:
+    """Check that the batch can be cut into equal shards, at least one for each worker."""
+    if shards is None:
+        if batch % workers:
+            serving = f" ({ranks - workers} only serve)" if workers < ranks else ""
+            fitting = [n + ranks - workers for n in _divisors_near(batch, workers)]
+            raise ConfigError(
+                "run.ranks",
+                f"got {ranks}{serving} with data.batch = {batch}",
+                "without strategy.shards each rank takes one equal share of the batch",
+                f"Use {listed(fitting)} ranks, set strategy.shards,"
+                f" or make data.batch {_near_multiples(batch, workers)}.",
+            )
+        return
+    ranks = workers
+    if shards > batch:
+        raise ConfigError(
+            "strategy.shards",
+            f"got {shards} with data.batch = {batch}",
+            "each shard needs at least one sample",
+            f"Use at most {batch} shards, or make data.batch a multiple of {shards}.",
+        )
+    if batch % shards:
+        raise ConfigError(
+            "data.batch",
+            f"got {batch} with strategy.shards = {shards}",
+            "shards are equal",
+            f"Use {_near_multiples(batch, shards)},"
+            f" or {listed(_divisors_near(batch, shards))} shards.",
+        )
+    if shards < ranks:
+        enough = [n for n in _divisors(batch) if n >= ranks][:4]
+        larger = f"Use {listed(enough)} shards" if enough else "Use more shards and a larger batch"
+        raise ConfigError(
+            "strategy.shards",
+            f"got {shards} with {ranks} ranks",
+            "each rank needs at least one shard",
+            f"{larger}, or at most {shards} rank{'s' if shards > 1 else ''}.",
+        )
+
+
+def _divisors(number: int) -> list[int]:
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def _divisors_near(number: int, wanted: int) -> list[int]:
+    """The four divisors that are nearest to what was wanted, in ascending order."""
+    return sorted(sorted(_divisors(number), key=lambda n: abs(n - wanted))[:4])
+
+
+def _near_multiples(number: int, of: int) -> str:
+    below = number // of * of
+    return listed([n for n in (below, below + of) if n])

@@ -1,0 +1,62 @@
+"""The words errors are made of: values as TOML writes them, lists, near spellings."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+
+def toml_value(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            # JSON's escapes are TOML's as well; DEL is the one character JSON leaves bare.
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case msgspec.Struct():
+            return toml_value(msgspec.structs.asdict(value))
+        case list() | tuple():
+            return f"[{', '.join(toml_value(item) for item in value)}]"
+        case Mapping():
+            items = (f"{toml_key(k)} = {toml_value(v)}" for k, v in value.items())
+            return f"{{{', '.join(items)}}}"
+    return str(value)
+
+
+def toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
+
+
+def printable(value: object) -> str:
+    """Return the text of a value on one line: errors are one line whatever a file is called."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
+
+
+def shown(value: Any) -> str:
+    text = printable(toml_value(value))
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def found(key: str, from_sets: set[str]) -> str:
+    given = any(f"{one}.".startswith(f"{key}.") or key.startswith(f"{one}[") for one in from_sets)
+    return "set on the command line" if given else "found in the file"
+
+
+def did_you_mean(value: Any, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(value).lower(), list(known), n=1)
+    return f'Did you mean "{near[0]}"?' if near else ""
+
+
+def any_of(words: Iterable[str]) -> str:
+    return listed([f'"{word}"' for word in words])
+
+
+def listed(items: Sequence[object]) -> str:
+    """Join as "1, 2 or 4"."""
+    words = [str(item) for item in items]
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
