@@ -16,14 +16,8 @@ import torch
 from syncline.checkpoint import digest_of
 from syncline.config import OptimizerSettings, read_job
 from syncline.loader import epoch_order, reseed
-from syncline.train import (
-    batch_of,
-    build_model,
-    build_optimizer,
-    keep_metrics_until,
-    learning_rate,
-    load_data,
-)
+from syncline.recipe import batch_of, build_model, build_optimizer, learning_rate, load_data
+from syncline.run_folder import keep_metrics_until
 from training import are_gone, ranks_of, start_training, train_forked
 
 ROOT = Path(__file__).parent.parent

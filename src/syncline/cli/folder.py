@@ -1,29 +1,17 @@
-"""The run folder: where it is, whether it may be used, and the job written into it.
-
-job.toml         the job as it is run, everything automatic filled in
-metrics.jsonl    a line per recorded step
-summary.json     the result
-checkpoints/     what --resume starts from
-"""
+"""Which run folder a command is about, whether it may be used, and the job written into it."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import math
-import os
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from syncline.config import Job, job_to_toml, printable, read_job, what_changed
-from syncline.errors import ConfigError, SynclineError
+from syncline.errors import ConfigError
 from syncline.files import write_atomically
-
-JOB, SUMMARY, CHECKPOINTS = "job.toml", "summary.json", "checkpoints"
-_A_RUN = (JOB, SUMMARY, CHECKPOINTS, "metrics.jsonl")
+from syncline.run_folder import JOB, has_checkpoint, holds_a_run
 
 
 def choose_folder(job_file: Path, job: Job, out: Path | None, unique: str | None) -> Path:
@@ -80,22 +68,13 @@ def check_folder(folder: Path, resume: bool) -> None:
                 "a run goes on from its last one",
                 "Look at the path, or start the run again without --resume in a new folder.",
             )
-    elif any((folder / name).exists() for name in _A_RUN):
+    elif holds_a_run(folder):
         raise ConfigError(
             "--out",
             f"{shown} already holds a run",
             "runs are not overwritten",
             "Add --resume to go on with it, or name another folder.",
         )
-
-
-def has_checkpoint(folder: Path) -> bool:
-    """Tell whether a finished checkpoint of the whole is there."""
-    try:
-        names = os.listdir(folder / CHECKPOINTS)
-    except OSError:
-        return False
-    return any(name.startswith("step-") and not name.endswith(".tmp") for name in names)
 
 
 def go_on_with(job: Job, folder: Path) -> Job:
@@ -138,23 +117,3 @@ def _not_writable(folder: Path, reason: str) -> ConfigError:
 
 def _reason(error: OSError) -> str:
     return (error.strerror or type(error).__name__).lower()
-
-
-def read_summary(folder: Path) -> dict[str, Any]:
-    """Read what rank 0 wrote at the end. Numbers JSON cannot hold (a loss of NaN) become null."""
-    path = folder / SUMMARY
-    try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise SynclineError(
-            f"{printable(path)} is missing or damaged though every rank ended well"
-        ) from None
-    return finite(summary)
-
-
-def finite(summary: dict[str, Any]) -> dict[str, Any]:
-    """Replace infinities and NaN by None."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in summary.items()
-    }

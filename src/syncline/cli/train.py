@@ -25,6 +25,7 @@ from syncline.files import check_can_be_written
 from syncline.launch.env import World, read_world
 from syncline.launch.local import launch
 from syncline.report.result import print_result
+from syncline.run_folder import finite, has_checkpoint, read_summary
 from syncline.strategy_settings import GO_ON
 
 
@@ -103,7 +104,7 @@ def train(
         folders.write_job(job, folder)
     if is_rank:
         done = work(job, folder, resume=resume, trace=trace)
-        summary = folders.finite(done.to_json_dict())
+        summary = finite(done.to_json_dict())
     else:
         as_rank = functools.partial(work, job, folder, resume=resume, trace=trace)
         summary = _launch(job_file, job, folder, as_rank, as_json=as_json)
@@ -165,11 +166,11 @@ def _launch(
     load(threads)
     outcome = launch(as_rank, job.run.ranks, threads=threads, stdout=stdout, go_on=go_on)
     if outcome.exit_code:
-        if outcome.exit_code != 2 and folders.has_checkpoint(folder):
+        if outcome.exit_code != 2 and has_checkpoint(folder):
             again = f"syncline train {shlex.quote(str(job_file))} --out {shlex.quote(str(folder))}"
             say(f"to go on from the last checkpoint: {again} --resume")
         raise typer.Exit(outcome.exit_code)
-    return folders.read_summary(folder)
+    return read_summary(folder)
 
 
 def _print(summary: dict[str, Any], folder: Path, as_json: bool) -> None:

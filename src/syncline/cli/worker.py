@@ -22,7 +22,7 @@ from syncline.launch.signals import end_promptly, leave
 from syncline.report.progress import progress_for
 
 if TYPE_CHECKING:
-    from syncline.train import Summary
+    from syncline.run_folder import Summary
 
 
 def load(threads: int) -> None:

@@ -21,10 +21,10 @@ from syncline.engine.bucket import Bucket, Slot, add_gradient, view_of
 from syncline.engine.buffers import Buffers, flat_buffers, load_flat_buffers
 from syncline.engine.clip import Norm
 from syncline.engine.update import Hyper, Reach, StripUpdate, find_reach, group_numbers, snapshot
+from syncline.evaluation import evaluate as evaluate_parts
 from syncline.loader import reseed
+from syncline.recipe import Order, batch_of, build_model, build_optimizer, learning_rate, load_data
 from syncline.sim.rank import VirtualRank
-from syncline.train import Order, batch_of, build_model, build_optimizer, learning_rate, load_data
-from syncline.train import evaluate as evaluate_parts
 
 
 class Learning:

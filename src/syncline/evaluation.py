@@ -1,0 +1,73 @@
+"""Evaluation on the test samples, in fixed parts: who computes a part changes no bit of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from syncline.comm.base import Communicator, Partials, small_sum
+from syncline.comm.tree import shard_range
+from syncline.data import Split
+from syncline.engine.lane import Lane
+from syncline.recipe import batch_of
+
+# A part's loss is one sum over its samples, so this number is part of the arithmetic: another would
+# change the last bits of the test loss. 256 images keep activations small and the kernels busy.
+EVALUATION_BATCH = 256
+
+
+def evaluate(model: nn.Module, split: Split, numbers: range | None) -> np.ndarray[Any, Any]:
+    """Test some of the fixed parts of a data set, or all: loss and hits of each, others zero."""
+    num_samples = len(split)
+    parts = range(0, num_samples, EVALUATION_BATCH)
+    results = np.zeros((len(parts), 2))
+    model.eval()
+    with torch.no_grad():
+        for number in range(len(parts)) if numbers is None else numbers:
+            rows = np.arange(parts[number], min(parts[number] + EVALUATION_BATCH, num_samples))
+            images, labels = batch_of(split, rows)
+            scores = model(images)
+            results[number, 0] = functional.cross_entropy(scores, labels, reduction="sum").item()
+            results[number, 1] = (scores.argmax(dim=1) == labels).sum().item()
+    model.train()
+    return results
+
+
+class SharedEvaluation:
+    """Evaluates with all ranks of a communicator: each takes some of the parts."""
+
+    def __init__(self, comm: Communicator, lane: Lane) -> None:
+        self._comm = comm
+        self._lane = lane
+        self._table: Partials | None = None
+
+    def evaluate(self, model: nn.Module, split: Split) -> tuple[float, float]:
+        """Return mean loss and accuracy, the same on every rank. Every rank calls it."""
+        num_parts = -(-len(split) // EVALUATION_BATCH)
+        mine = range(*shard_range(num_parts, self._comm.size, self._comm.position))
+        results = self._sum(torch.from_numpy(evaluate(model, split, mine)))
+        return _means_of(results, len(split))
+
+    def _sum(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Add up small tables over ranks; where all but one hold zero, the sum is exact."""
+        if self._table is None:
+            self._table = small_sum(self._comm, numbers.numel(), numbers.dtype)
+        partials = self._table
+        partials.slots[0].mine.copy_(numbers.reshape(-1))
+        self._lane.submit(self._comm.all_reduce, partials)
+        self._lane.drain()
+        return partials.result.view(numbers.shape).clone()
+
+
+def evaluate_alone(model: nn.Module, split: Split) -> tuple[float, float]:
+    """Return mean loss and accuracy over all parts, computed by this rank alone."""
+    return _means_of(torch.from_numpy(evaluate(model, split, None)), len(split))
+
+
+def _means_of(results: torch.Tensor, num_samples: int) -> tuple[float, float]:
+    loss, correct = results.sum(dim=0).tolist()
+    return loss / num_samples, correct / num_samples

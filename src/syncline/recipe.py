@@ -1,0 +1,107 @@
+"""What a job's run is made of: its data, model, optimizer, learning rates and order of samples.
+
+The trainer and the simulator use the same functions, so that both come to the same weights.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from syncline import data, models
+from syncline.config import Job, OptimizerSettings
+from syncline.data import DataSet, Split
+from syncline.errors import ConfigError
+from syncline.loader import epoch_order
+from syncline.seeds import seed_for
+
+
+def build_model(job: Job, dataset: DataSet) -> nn.Module:
+    """Build the job's network with its initial weights, which depend on the seed alone."""
+    torch.manual_seed(seed_for(job.run.seed, "weights"))
+    classes = job.model.classes or dataset.classes
+    return models.build(job.model.name, dataset.sample_shape, classes, **job.model.options)
+
+
+def load_data(job: Job) -> DataSet:
+    """Load the job's data, at the image size the job asks for."""
+    settings = {name: getattr(job.data, name) for name in ("path", "sample_shape")}
+    return data.load(
+        job.data.name,
+        image_size=job.image_size,
+        classes=job.data.classes,
+        samples=job.data.samples,
+        seed=job.run.seed,
+        **settings,
+    )
+
+
+def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> torch.optim.Optimizer:
+    """Build the optimizer with a resolved job's settings."""
+    chosen = settings.resolved()
+    common: dict[str, Any] = {"lr": chosen.lr, "weight_decay": chosen.weight_decay}
+    if chosen.name == "sgd":
+        common |= {"momentum": chosen.momentum, "nesterov": chosen.nesterov}
+        return torch.optim.SGD(model.parameters(), **common)
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[chosen.name]
+    return kind(model.parameters(), betas=chosen.betas, **common)
+
+
+def learning_rate(settings: OptimizerSettings, step: int, total: int) -> float:
+    """Return the learning rate of a step: a function of the step alone, so nothing to save.
+
+    >>> settings = OptimizerSettings(lr=0.4, warmup_steps=4)
+    >>> [learning_rate(settings, step, 10) for step in (0, 1, 3, 9)]
+    [0.1, 0.2, 0.4, 0.4]
+    """
+    if step < settings.warmup_steps:
+        return settings.lr * (step + 1) / settings.warmup_steps
+    if settings.schedule == "cosine":
+        through = (step - settings.warmup_steps) / max(1, total - settings.warmup_steps)
+        return settings.lr * 0.5 * (1 + math.cos(math.pi * through))
+    if settings.schedule == "step" and settings.decay_steps:
+        factor = settings.decay_factor or 0.1
+        return float(settings.lr * factor ** (step // settings.decay_steps))
+    return settings.lr
+
+
+def batch_of(split: Split, indices: np.ndarray[Any, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Read samples into memory of their own: results may depend on how an input is aligned."""
+    samples, labels = split.batch(indices)
+    images = torch.empty(samples.shape, dtype=torch.float32)
+    return images.copy_(torch.from_numpy(samples)), torch.from_numpy(labels)
+
+
+class Order:
+    """Which samples a shard of a step gets, and how many steps there are."""
+
+    def __init__(self, job: Job, dataset: DataSet) -> None:
+        """`job` is resolved."""
+        assert job.strategy.shards is not None
+        self.batch = job.data.batch
+        self.shards = job.strategy.shards
+        self.num_samples = len(dataset.train)
+        self.per_epoch = self.num_samples // self.batch
+        if self.per_epoch == 0:
+            raise ConfigError(
+                "data.batch",
+                f"got {self.batch}",
+                f"{dataset.name} has {self.num_samples} samples to train on",
+                f"Use at most {self.num_samples}.",
+            )
+        self.total = job.run.steps or (job.run.epochs or 0) * self.per_epoch
+        self._seed = job.run.seed
+        self._epoch = (-1, torch.empty(0, dtype=torch.int64))
+
+    def indices(self, step: int, shard: int) -> np.ndarray[Any, Any]:
+        """Return the samples of one shard of one step."""
+        epoch, within = divmod(step, self.per_epoch)
+        if self._epoch[0] != epoch:
+            self._epoch = (epoch, epoch_order(self.num_samples, self._seed, epoch))
+        size = self.batch // self.shards
+        first = within * self.batch + shard * size
+        return self._epoch[1][first : first + size].numpy()
