@@ -17,7 +17,6 @@ from syncline.checkpoint import digest_of
 from syncline.config import OptimizerSettings, read_job
 from syncline.loader import epoch_order, reseed
 from syncline.recipe import batch_of, build_model, build_optimizer, learning_rate, load_data
-from syncline.run_folder import keep_metrics_until
 from training import are_gone, ranks_of, start_training, train_forked
 
 ROOT = Path(__file__).parent.parent
@@ -163,13 +162,6 @@ def test_learning_rates_follow_the_schedule():
     assert [round(learning_rate(cosine, step, 10), 4) for step in (0, 1, 2, 6)] == [0.5, 1, 1, 0.5]
     steps = OptimizerSettings(lr=1.0, schedule="step", decay_steps=3, decay_factor=0.5)
     assert [learning_rate(steps, step, 9) for step in (0, 2, 3, 8)] == [1.0, 1.0, 0.5, 0.25]
-
-
-def test_metrics_of_steps_that_are_taken_again_are_dropped(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
-    keep_metrics_until(path, 2)
-    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
 @pytest.mark.timeout(120)

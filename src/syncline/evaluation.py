@@ -1,4 +1,7 @@
-"""Evaluation on the test samples, in fixed parts: who computes a part changes no bit of it."""
+"""Evaluation on the test samples, cut into fixed parts.
+
+A part gives the same bits on every rank, so the result does not depend on the number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,16 @@ from syncline.data import Split
 from syncline.engine.lane import Lane
 from syncline.recipe import batch_of
 
-# A part's loss is one sum over its samples, so this number is part of the arithmetic: another would
-# change the last bits of the test loss. 256 images keep activations small and the kernels busy.
+# Samples of a part. The loss of a part is one sum, so another number changes the last bits of the
+# test loss. 256 is enough to keep kernels busy, and activations need little memory.
 EVALUATION_BATCH = 256
 
 
 def evaluate(model: nn.Module, split: Split, numbers: range | None) -> np.ndarray[Any, Any]:
-    """Test some of the fixed parts of a data set, or all: loss and hits of each, others zero."""
+    """Return the summed loss and the correct answers of each part, as rows of a table.
+
+    `numbers` are the parts to compute, None for all; the rows of the others hold zero.
+    """
     num_samples = len(split)
     parts = range(0, num_samples, EVALUATION_BATCH)
     results = np.zeros((len(parts), 2))
@@ -38,7 +44,7 @@ def evaluate(model: nn.Module, split: Split, numbers: range | None) -> np.ndarra
 
 
 class SharedEvaluation:
-    """Evaluates with all ranks of a communicator: each takes some of the parts."""
+    """Evaluation shared by all ranks of a communicator: each computes some of the parts."""
 
     def __init__(self, comm: Communicator, lane: Lane) -> None:
         self._comm = comm
@@ -53,7 +59,7 @@ class SharedEvaluation:
         return _means_of(results, len(split))
 
     def _sum(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Add up small tables over ranks; where all but one hold zero, the sum is exact."""
+        """Sum a table over ranks. Exact: in each row all ranks but one have zero."""
         if self._table is None:
             self._table = small_sum(self._comm, numbers.numel(), numbers.dtype)
         partials = self._table

@@ -1,6 +1,6 @@
 """What a job's run is made of: its data, model, optimizer, learning rates and order of samples.
 
-The trainer and the simulator use the same functions, so that both come to the same weights.
+The trainer and the simulator build a run with these functions, so both get the same weights.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import nn
 
 from syncline import data, models
 from syncline.config import Job, OptimizerSettings
+from syncline.config.settings import DECAY_FACTOR
 from syncline.data import DataSet, Split
 from syncline.errors import ConfigError
 from syncline.loader import epoch_order
@@ -21,7 +22,7 @@ from syncline.seeds import seed_for
 
 
 def build_model(job: Job, dataset: DataSet) -> nn.Module:
-    """Build the job's network with its initial weights, which depend on the seed alone."""
+    """Build the job's network. Its initial weights depend on nothing but the job's seed."""
     torch.manual_seed(seed_for(job.run.seed, "weights"))
     classes = job.model.classes or dataset.classes
     return models.build(job.model.name, dataset.sample_shape, classes, **job.model.options)
@@ -52,7 +53,7 @@ def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> torch.opti
 
 
 def learning_rate(settings: OptimizerSettings, step: int, total: int) -> float:
-    """Return the learning rate of a step: a function of the step alone, so nothing to save.
+    """Return the learning rate of a step out of `total`. A checkpoint need not hold it.
 
     >>> settings = OptimizerSettings(lr=0.4, warmup_steps=4)
     >>> [learning_rate(settings, step, 10) for step in (0, 1, 3, 9)]
@@ -64,13 +65,16 @@ def learning_rate(settings: OptimizerSettings, step: int, total: int) -> float:
         through = (step - settings.warmup_steps) / max(1, total - settings.warmup_steps)
         return settings.lr * 0.5 * (1 + math.cos(math.pi * through))
     if settings.schedule == "step" and settings.decay_steps:
-        factor = settings.decay_factor or 0.1
+        factor = settings.decay_factor or DECAY_FACTOR
         return float(settings.lr * factor ** (step // settings.decay_steps))
     return settings.lr
 
 
 def batch_of(split: Split, indices: np.ndarray[Any, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Read samples into memory of their own: results may depend on how an input is aligned."""
+    """Return samples and labels in newly allocated memory.
+
+    Kernels may give other bits for another alignment of their input; new memory is always aligned.
+    """
     samples, labels = split.batch(indices)
     images = torch.empty(samples.shape, dtype=torch.float32)
     return images.copy_(torch.from_numpy(samples)), torch.from_numpy(labels)

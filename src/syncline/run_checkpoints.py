@@ -1,6 +1,7 @@
-"""The checkpoints of a run as one rank sees them: those of the whole, and its own.
+"""The checkpoints of a run, as one rank writes and reads them.
 
-With strategies whose ranks differ each rank also saves what is its own.
+One holds the parameters that represent the run. With strategies where each rank trains its own
+replica, a rank may also save its own parameters and state (`strategy.keeps_own`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from syncline.run_folder import CHECKPOINTS, own_checkpoints
 
 
 class RunCheckpoints:
-    """Saves a run into its folder, and takes it up again."""
+    """Saves a rank's part of a run, and restores it."""
 
     def __init__(self, folder: Path, job: Job, model: nn.Module, rank: int) -> None:
         """`job` is resolved."""
@@ -27,7 +28,7 @@ class RunCheckpoints:
         self._rank = rank
 
     def load(self) -> checkpoint.Checkpoint:
-        """Load the newest checkpoint, its model into ours; refuse one of another job."""
+        """Read the newest checkpoint and load its model; refuse one of another job."""
         path = checkpoint.newest(self._folder / CHECKPOINTS)
         if path is None:
             raise ConfigError(
@@ -42,30 +43,34 @@ class RunCheckpoints:
         return saved
 
     def restore(self, replica: Replica, saved: checkpoint.Checkpoint) -> None:
-        """Put the replica where it was when `saved` was written."""
+        """Set the replica to the step of `saved`, with the parameters and state it had then."""
         own = self._load_own(replica, saved.step) or saved
         if own is not saved:
             replica.load_own(own.model)
         replica.load_optimizer_state(own.optimizer)
-        # A rank that is new begins with the whole, and with nothing that was another's own.
+        # A rank without a checkpoint of its own is new in this run. It starts from the parameters
+        # that represent the run, without the strategy's state, which belongs to another rank.
         is_new = replica.strategy.keeps_own and own is saved
         state = {} if is_new else own.strategy
         replica.strategy.load_state(state, saved.model)
         replica.step_number = saved.step
 
     def _load_own(self, replica: Replica, step: int) -> checkpoint.Checkpoint | None:
-        """Load what was this rank's own at a step, where ranks differ and there is such a file."""
+        """Read this rank's own checkpoint of a step; None if there is none."""
         path = checkpoint.path_of(own_checkpoints(self._folder, self._rank), step)
         if not replica.strategy.keeps_own or not path.exists():
             return None
         return checkpoint.load(path)
 
     def save(self, replica: Replica, step: int, *, is_wanted: bool) -> None:
-        """Write a checkpoint of what the model holds now. Every rank calls it."""
+        """Write a checkpoint of what the model holds now. Every rank calls it.
+
+        The optimizer state is collected from all ranks; the rank with `is_wanted` writes the file.
+        """
         self._save(replica, step, self._folder / CHECKPOINTS, is_wanted=is_wanted)
 
     def save_own(self, replica: Replica, step: int) -> None:
-        """Write what is this rank's own."""
+        """Write this rank's own checkpoint."""
         folder = own_checkpoints(self._folder, self._rank)
         self._save(replica, step, folder, is_wanted=True)
 

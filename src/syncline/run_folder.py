@@ -1,12 +1,12 @@
-"""The run folder: what lies in it under which name, and how that is written and read.
+"""The run folder: the names of its files, and how they are written and read.
 
 job.toml               the job as it is run, everything automatic filled in
-metrics.jsonl          a line per recorded step
+metrics.jsonl          a line per step
 summary.json           the result
 checkpoints/           what --resume starts from
-checkpoints/rank-N/    what is rank N's own, with strategies whose ranks differ
+checkpoints/rank-N/    rank N's own parameters and state, with strategies that need them to resume
 
-No torch here: the command line looks at the folder before it pays for importing that.
+No torch here: the command line looks at the folder before it imports torch, which takes seconds.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ class Summary:
     resumed_at: int
     run_folder: str
     strategy: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """What the strategy has to tell, as rank 0 saw it."""
+    """What the strategy reports of itself, as rank 0 saw it."""
     gone: dict[int, str] = dataclasses.field(default_factory=dict)
-    """Ranks that were lost on the way, and how."""
+    """Ranks that were lost during the run, and how."""
 
     def to_json_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
 
 def own_checkpoints(folder: Path, rank: int) -> Path:
-    """Return where the checkpoints lie that are one rank's own."""
+    """Return the folder of the checkpoints that belong to one rank alone."""
     return folder / CHECKPOINTS / f"rank-{rank}"
 
 
 def holds_a_run(folder: Path) -> bool:
-    """Tell whether anything of a run is there."""
+    """Tell whether the folder holds any file of a run."""
     return any((folder / name).exists() for name in (JOB, METRICS, SUMMARY, CHECKPOINTS))
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Tell whether a finished checkpoint of the whole is there."""
+    """Tell whether there is a complete checkpoint to resume from."""
     try:
         names = os.listdir(folder / CHECKPOINTS)
     except OSError:
@@ -83,13 +83,13 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
-    """Write summary.json: whole or not at all."""
+    """Write summary.json. A crash leaves the old file or the new one, never half of it."""
     text = json.dumps(summary.to_json_dict(), indent=2) + "\n"
     write_atomically(folder / SUMMARY, text.encode())
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Read what rank 0 wrote at the end. Numbers JSON cannot hold (a loss of NaN) become null."""
+    """Read summary.json. Numbers that JSON does not have (a loss of NaN) become None."""
     path = folder / SUMMARY
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
@@ -109,7 +109,7 @@ def finite(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_finished(folder: Path, steps: int) -> bool:
-    """Tell whether there is a summary of a run of so many steps."""
+    """Tell whether summary.json is there and tells of a run of `steps` steps."""
     try:
         text = (folder / SUMMARY).read_bytes()
         return bool(msgspec.json.decode(text)["steps"] == steps)
@@ -118,41 +118,40 @@ def is_finished(folder: Path, steps: int) -> bool:
 
 
 class Metrics:
-    """metrics.jsonl as the rank sees it that writes it."""
+    """metrics.jsonl, for the rank that writes it."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / METRICS
-        self._written: int | None = None
+        self._path = folder / METRICS
+        self._last_step: int | None = None
 
     def append(self, line: dict[str, Any]) -> None:
-        """Add the line of a step, unless the file has it already."""
-        if self._written is None:
-            # Rank 0's from the start; another's from where the one before it was gone.
-            self._written = last_step(self.path)
-        if line["step"] > self._written:
-            with open(self.path, "a") as file:
+        """Add the line of a step, unless the file already has one."""
+        if self._last_step is None:
+            # Read before the first line: after rank 0 is lost the next rank continues its file.
+            self._last_step = self._read_last_step()
+        if line["step"] > self._last_step:
+            with open(self._path, "a") as file:
                 file.write(json.dumps(line) + "\n")
-            self._written = line["step"]
+            self._last_step = line["step"]
 
+    def _read_last_step(self) -> int:
+        """Return the last step that has a line; 0 if none has."""
+        lines = self._path.read_bytes().splitlines() if self._path.exists() else []
+        for line in reversed(lines):
+            # A line that a kill has cut short is skipped.
+            with contextlib.suppress(msgspec.DecodeError, KeyError):
+                return int(msgspec.json.decode(line)["step"])
+        return 0
 
-def last_step(path: Path) -> int:
-    """Return the last step that a file of metrics tells of; 0 if it tells of none."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    for line in reversed(lines):
-        with contextlib.suppress(msgspec.DecodeError, KeyError):  # cut short by a kill
-            return int(msgspec.json.decode(line)["step"])
-    return 0
-
-
-def keep_metrics_until(path: Path, step: int) -> None:
-    """Drop lines of steps that a resumed run will take again."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_bytes().splitlines(keepends=True):
-        try:
-            if msgspec.json.decode(line)["step"] <= step:
-                kept.append(line)
-        except (msgspec.DecodeError, KeyError, TypeError):
-            break  # a line cut short by the kill
-    write_atomically(path, b"".join(kept))
+    def keep_until(self, step: int) -> None:
+        """Drop the lines of later steps: a resumed run takes those steps again."""
+        if not self._path.exists():
+            return
+        kept = []
+        for line in self._path.read_bytes().splitlines(keepends=True):
+            try:
+                if msgspec.json.decode(line)["step"] <= step:
+                    kept.append(line)
+            except (msgspec.DecodeError, KeyError, TypeError):
+                break  # a kill has cut this line short
+        write_atomically(self._path, b"".join(kept))

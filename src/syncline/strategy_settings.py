@@ -1,4 +1,4 @@
-"""The strategies' own settings, the table [strategy.NAME] of a job. No torch here: see config.py.
+"""The strategies' own settings, the table [strategy.NAME] of a job. No torch here: see config/.
 
 Defaults are the papers': Jin et al. 2016 (arXiv 1611.04581) and the first author's code.
 """

@@ -7,16 +7,14 @@ bit, and a run that was killed and resumed gives those of one that was not.
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch._dynamo  # the first optimizer loads it: here that is before ranks are forked
+import torch._dynamo  # building an optimizer imports it: do so once, before ranks are forked
 from torch.nn import functional
 
 from syncline.checkpoint import digest_of
@@ -33,7 +31,7 @@ from syncline.perf.trace import Recorder, Trace
 from syncline.recipe import Order, batch_of, build_model, build_optimizer, learning_rate, load_data
 from syncline.report.progress import Progress
 from syncline.run_checkpoints import RunCheckpoints
-from syncline.run_folder import Metrics, Summary, is_finished, keep_metrics_until, write_summary
+from syncline.run_folder import Metrics, Summary, is_finished, write_summary
 from syncline.session import Session, close_session, fail_session, open_session
 from syncline.strategies import make_strategy
 
@@ -44,17 +42,17 @@ def train(
     """Train as the job says, as one rank of the world this process was started in.
 
     Every rank calls it. Rank 0 writes the run folder `out`: metrics.jsonl, checkpoints and
-    summary.json; and to `trace`, if asked for, when every rank did what. There each rank counts
-    time from where it began its first step: clocks of different machines are not compared. The
-    first shard of that step sets everything up, and its compute is left out.
+    summary.json. It also writes the file `trace`, if one is named: the tasks of every rank and
+    their times. Each rank counts time from the start of its first step, because clocks of different
+    machines cannot be compared. The compute of the first shard is left out: it includes set-up.
     """
     torch.set_num_threads(job.run.threads)
     world = read_world()
-    # Everything that can be refused is looked at before this rank meets the others.
+    # Whatever can be refused is refused here, before this rank connects to the others.
     run = _Run(job, world, out, progress, resume, trace)
     session = open_session(job.strategy.comm, job.run.silent_s, job.run.hung_s, world)
     try:
-        summary = run.go(session)
+        summary = run.run_in(session)
     except BaseException as error:
         fail_session(error)
         raise
@@ -97,7 +95,8 @@ class _Run:
         self._saved = self.checkpoints.load() if resume else None
         self.start = 0 if self._saved is None else self._saved.step
 
-    def go(self, session: Session) -> Summary:
+    def run_in(self, session: Session) -> Summary:
+        """Train in a session that is open, from the checkpoint if the run is resumed."""
         self.session = session
         self.shared_evaluation = SharedEvaluation(session.comm, session.lane)
         settings = self.job.strategy
@@ -105,9 +104,9 @@ class _Run:
             self.model,
             self.optimizer,
             make_strategy(settings.name, settings.settings, self.job.run.seed),
-            self.session.comm,
-            self.session.control,
-            self.session.lane,
+            session.comm,
+            session.control,
+            session.lane,
             shards=self.order.shards,
             bucket_bytes=None if settings.bucket_bytes == "auto" else settings.bucket_bytes,
             overlap=None if settings.overlap == "auto" else settings.overlap,
@@ -118,69 +117,168 @@ class _Run:
             self.checkpoints.restore(self.replica, self._saved)
             if session.control is not None:
                 session.control.progress.step = self.start
-                self._note("start")
-            self._saved = None
-        if self.is_first:
+                self._show_phase("start")
+            self._saved = None  # it holds a copy of the model
+        if self.writes_folder:
             self.out.mkdir(parents=True, exist_ok=True)
-            keep_metrics_until(self.metrics.path, self.start)
-        return self._loop()
+            self.metrics.keep_until(self.start)
+        return self._loop() if self.replica.my_shards else self._serve()
 
     @property
-    def is_first(self) -> bool:
-        """Whether this rank writes the run folder: rank 0, or the next if that is gone."""
-        gone = self._gone()
-        return all(rank in gone for rank in range(self.world.rank))
+    def writes_folder(self) -> bool:
+        """Whether this rank writes the run folder: the lowest rank that is not lost does."""
+        lost = self._lost_ranks()
+        return all(rank in lost for rank in range(self.world.rank))
 
     def _loop(self) -> Summary:
         job, replica = self.job, self.replica
         self.model.train()
         started = time.perf_counter()
         loss = float("nan")
-        if not replica.my_shards:
-            return self._serve()
         for step in range(self.start, self.total):
             lr = learning_rate(job.optimizer, step, self.total)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
-            began, waited_s = self._suffer(step), replica.waited_s
+            self._inject_faults(step)
+            began, waited_s = time.perf_counter(), replica.waited_s
             for shard in replica.my_shards:
-                self._note("forward")
+                self._show_phase("forward")
                 replica.begin_shard(shard)
                 images, labels = batch_of(self.data.train, self.order.indices(step, shard))
                 reseed(job.run.seed, step, shard)
                 shard_loss = functional.cross_entropy(self.model(images), labels)
                 if shard == replica.my_shards[0] and step > self.start:
-                    loss = self._finish_step(step)
-                self._note("backward")
+                    # Other ranks' losses of the previous step arrive while forward runs.
+                    loss = self._report_step(step)
+                self._show_phase("backward")
                 shard_loss.backward()
                 replica.tell_loss(shard_loss.item())
             self._slow_down(step, time.perf_counter() - began - (replica.waited_s - waited_s))
             if job.optimizer.clip_norm is not None:
                 replica.clip_grad_norm_(job.optimizer.clip_norm)
             self.optimizer.step()
-            self.pace.end_step(time.perf_counter(), self._count_steps())
+            self.pace.end_step(time.perf_counter(), self._mean_steps())
             if step == self.start:
                 self.progress.start(job, replica.describe())
-                replica.waited_s = 0.0  # the first step waits for everybody's set-up
+                replica.waited_s = 0.0  # the first step also waits until every rank is set up
             done = step + 1
             if done < self.total:
-                self._look_at_whole(done)
+                self._evaluate_and_save_if_due(done)
         replica.synchronize()
         seconds = time.perf_counter() - started
         if self.total > self.start:
-            loss = self._finish_step(self.total)
-        put_down = functools.partial(self._put_down, seconds, loss)
-        summary = self._end(put_down)
+            loss = self._report_step(self.total)
+        summary = self._finish(seconds, loss)
         self._write_trace(started)
         self.progress.finish(summary)
         return summary
 
-    def _put_down(
+    def _serve(self) -> Summary:
+        """Serve the ranks that compute, on a rank that has no shards, until they are done."""
+        self.model.train()
+        self.replica.serve()
+        for done in range(self.start + 1, self.total):
+            self._evaluate_and_save_if_due(done)
+        summary = self._finish(0.0, float("nan"))
+        self._write_trace(0.0)
+        return summary
+
+    def _inject_faults(self, step: int) -> None:
+        """Kill this process or pause it, if the job's faults say so for this step."""
+        if self._conditions.dies(self.world.rank, step):
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(self._conditions.pause_s(self.world.rank, step))
+
+    def _slow_down(self, step: int, compute_s: float) -> None:
+        """Sleep until this step's compute has taken as long as the job's faults say."""
+        factor = self._conditions.factor(self.world.rank, step)
+        if factor > 1:
+            time.sleep((factor - 1) * compute_s)
+
+    def _show_phase(self, phase: str) -> None:
+        """Tell other ranks what this one is doing: they name it if this rank fails."""
+        if self.session.control is not None:
+            self.session.control.progress.write(phase)
+
+    def _mean_steps(self) -> float:
+        """Return how many steps are done: with asynchronous strategies the mean over workers."""
+        control, strategy = self.session.control, self.replica.strategy
+        if control is None or not strategy.is_apart:
+            return float(self.replica.step_number)
+        steps = control.steps()
+        workers = range(strategy.num_workers(self.world.size))
+        return statistics.fmean(steps.get(rank, 0) for rank in workers)
+
+    def _report_step(self, done: int) -> float:
+        """Show and record the last of `done` steps, whose losses have arrived; return its loss."""
+        loss = statistics.fmean(self.replica.losses)
+        samples_per_s, exposed = self.pace.samples_per_s, self.pace.exposed(self.replica.waited_s)
+        self.progress.step(done, self.total, loss, samples_per_s, exposed)
+        if self.writes_folder:
+            self.metrics.append(
+                {
+                    "step": done,
+                    "loss": loss,
+                    "lr": learning_rate(self.job.optimizer, done - 1, self.total),
+                    # Rounded well below what repeats from run to run, to keep lines short.
+                    "samples_per_s": round(samples_per_s, 3),
+                    "exposed_communication": round(exposed, 5),
+                }
+            )
+        return loss
+
+    def _evaluate_and_save_if_due(self, done: int) -> None:
+        """Evaluate and save the parameters that represent the run, if the job wants it now."""
+        run, is_writer = self.job.run, self.writes_folder
+        evaluates = run.evaluate_every and done % run.evaluate_every == 0
+        saves = run.checkpoint_every and done % run.checkpoint_every == 0
+        if not (evaluates or saves):
+            return
+        with self.replica.whole(is_wanted=is_writer):
+            self.replica.check_workers()
+            if saves:
+                self._save(done, is_wanted=is_writer)
+            if evaluates:
+                self._evaluate(done, is_wanted=is_writer)
+        if saves:
+            self._save_own(done)
+
+    def _finish(self, seconds: float, loss: float) -> Summary:
+        """Save and evaluate the parameters that represent the run, and write the summary.
+
+        Every rank calls it. With strategies that continue without a lost rank, every rank holds
+        these parameters and stays until the summary is written: if the rank that writes it is lost
+        meanwhile, the next one saves, evaluates and writes.
+        """
+        is_apart = self.replica.strategy.is_apart
+        if is_apart:
+            self.replica.serve()  # does nothing, unless the run had no step left to take
+        with self.replica.whole():
+            self.replica.check_workers()
+            while True:
+                is_writer = self.writes_folder
+                self._save(self.total, is_wanted=is_writer)
+                test_loss, accuracy = self._evaluate(self.total, is_wanted=is_writer)
+                summary = self._summarize(seconds, loss, test_loss, accuracy)
+                if self.writes_folder:
+                    write_summary(self.out, summary)
+                if not is_apart:
+                    return summary
+                self.replica.meet()
+                if is_writer or self._is_summary_written():
+                    break
+        self._save_own(self.total)
+        return summary
+
+    def _is_summary_written(self) -> bool:
+        """Whether the run folder holds the summary; True where it may be on another machine."""
+        return self.world.num_machines > 1 or is_finished(self.out, self.total)
+
+    def _summarize(
         self, seconds: float, loss: float, test_loss: float | None, accuracy: float | None
     ) -> Summary:
-        """Say how the run went; the first rank writes it into the run folder."""
         step_s = self.pace.median_step_s()
-        summary = Summary(
+        return Summary(
             steps=self.total,
             samples_per_s=self.pace.samples_per_s,
             step_ms=1e3 * (seconds if step_s is None else step_s),
@@ -197,131 +295,42 @@ class _Run:
             resumed_at=self.start,
             run_folder=str(self.out),
             strategy=self.replica.strategy.report(),
-            gone={rank: str(failure) for rank, failure in self._gone().items()},
+            gone={rank: str(failure) for rank, failure in self._lost_ranks().items()},
         )
-        if self.is_first:
-            write_summary(self.out, summary)
-        return summary
 
-    def _gone(self) -> dict[int, RankFailed]:
+    def _lost_ranks(self) -> dict[int, RankFailed]:
         return {} if self.session.control is None else self.session.control.gone
 
-    def _suffer(self, step: int) -> float:
-        """Die or stand still, if the job wants that now; return when the step begins."""
-        if self._conditions.dies(self.world.rank, step):
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(self._conditions.pause_s(self.world.rank, step))
-        return time.perf_counter()
-
-    def _slow_down(self, step: int, compute_s: float) -> None:
-        """Make this step's compute as much longer as the job wants."""
-        factor = self._conditions.factor(self.world.rank, step)
-        if factor > 1:
-            time.sleep((factor - 1) * compute_s)
-
-    def _note(self, phase: str) -> None:
-        if self.session.control is not None:
-            self.session.control.progress.write(phase)
-
-    def _count_steps(self) -> float:
-        """Steps taken by now: where each rank has a pace of its own, the mean over ranks."""
-        control, strategy = self.session.control, self.replica.strategy
-        if control is None or not strategy.is_apart:
-            return float(self.replica.step_number)
-        steps = control.steps()
-        workers = range(strategy.num_workers(self.world.size))
-        return statistics.fmean(steps.get(rank, 0) for rank in workers)
-
-    def _finish_step(self, done: int) -> float:
-        """Report the step before, whose losses have arrived; return its loss."""
-        loss = statistics.fmean(self.replica.losses)
-        samples_per_s, exposed = self.pace.samples_per_s, self.pace.exposed(self.replica.waited_s)
-        self.progress.step(done, self.total, loss, samples_per_s, exposed)
-        if self.is_first:
-            self.metrics.append(
-                {
-                    "step": done,
-                    "loss": loss,
-                    "lr": learning_rate(self.job.optimizer, done - 1, self.total),
-                    "samples_per_s": round(samples_per_s, 3),
-                    "exposed_communication": round(exposed, 5),
-                }
-            )
-        return loss
-
-    def _serve(self) -> Summary:
-        """Be there for those who compute, until they are done."""
-        self.replica.serve()
-        for done in range(self.start + 1, self.total):
-            self._look_at_whole(done)
-        summary = self._end(functools.partial(self._put_down, 0.0, float("nan")))
-        self._write_trace(0.0)
-        return summary
-
-    def _look_at_whole(self, done: int) -> None:
-        """Test and save what stands for the run as a whole, as far as it is time for that."""
-        run, is_first = self.job.run, self.is_first
-        evaluates = run.evaluate_every and done % run.evaluate_every == 0
-        saves = run.checkpoint_every and done % run.checkpoint_every == 0
-        if not (evaluates or saves):
-            return
-        with self.replica.whole(is_wanted=is_first):
-            self.replica.check_workers()
-            if saves:
-                self._save(done, is_wanted=is_first)
-            if evaluates:
-                self._evaluate(done, is_wanted=is_first)
-        if saves:
-            self._save_own(done)
-
-    def _end(self, put_down: Callable[[float | None, float | None], Summary]) -> Summary:
-        """Save, test and put down what the run has come to; on every rank.
-
-        Where ranks may be lost every one of them has the whole, and all stay until one has put it
-        down: the next, should the first be lost over it.
-        """
-        is_apart = self.replica.strategy.is_apart
-        if is_apart:
-            self.replica.serve()  # it is built by now, unless there was no step left to take
-        with self.replica.whole():
-            self.replica.check_workers()
-            while True:
-                is_first = self.is_first
-                self._save(self.total, is_wanted=is_first)
-                found = self._evaluate(self.total, is_wanted=is_first)
-                summary = put_down(*found)
-                if not is_apart:
-                    return summary
-                self.replica.meet()
-                if is_first or self._is_put_down():
-                    break
-        self._save_own(self.total)
-        return summary
-
-    def _is_put_down(self) -> bool:
-        """Whether the run folder says how this run went; on other machines nobody can tell."""
-        if self.world.num_machines > 1:
-            return True
-        return is_finished(self.out, self.total)
-
     def _evaluate(self, step: int, *, is_wanted: bool) -> tuple[float | None, float | None]:
-        """Test on data kept apart, spread over ranks in fixed parts: all of them get the result.
+        """Return test loss and accuracy of what the model holds now; None without test samples.
 
-        Where ranks do not wait for each other the one who wants it does it alone.
+        All ranks share the work and get the result. With asynchronous strategies ranks do not wait
+        for each other: the one that wants the result computes it alone, the others get None.
         """
-        spread = not self.replica.strategy.is_apart
-        if self.data.test is None or not (spread or is_wanted):
+        is_shared = not self.replica.strategy.is_apart
+        if self.data.test is None or not (is_shared or is_wanted):
             return None, None
-        self._note("evaluate")
-        how = self.shared_evaluation.evaluate if spread else evaluate_alone
+        self._show_phase("evaluate")
+        how = self.shared_evaluation.evaluate if is_shared else evaluate_alone
         loss, accuracy = how(self.model, self.data.test)
         self.progress.evaluated(step, loss, accuracy)
         return loss, accuracy
 
-    def _write_trace(self, zero_s: float) -> None:
-        """Collect all ranks' tasks and write them, each rank's times from its `zero_s` on.
+    def _save(self, step: int, *, is_wanted: bool) -> None:
+        """Write a checkpoint of what the model holds now. Every rank calls it."""
+        self._show_phase("save")
+        self.checkpoints.save(self.replica, step, is_wanted=is_wanted)
 
-        Where ranks are gone, those of the rank that writes the run folder.
+    def _save_own(self, step: int) -> None:
+        """Write this rank's own checkpoint, if the strategy needs one to resume."""
+        if self.replica.strategy.keeps_own:
+            self._show_phase("save")
+            self.checkpoints.save_own(self.replica, step)
+
+    def _write_trace(self, zero_s: float) -> None:
+        """Write the tasks of all ranks, if a trace is asked for; `zero_s` is time 0 of this rank.
+
+        If ranks are lost, the file holds the tasks of the rank that writes it and no others.
         """
         if self.trace is None:
             return
@@ -329,20 +338,9 @@ class _Run:
         assert recorder is not None
         mine = Trace(tuple(task.earlier_by(zero_s) for task in recorder.tasks))
         everybody = [mine.to_bytes()]
-        if not self._gone():
+        if not self._lost_ranks():
             lane, comm = self.session.lane, self.session.comm
             everybody = lane.call(exchange_bytes, comm, mine.to_bytes())
-        if self.is_first:
+        if self.writes_folder:
             ranks = [Trace.from_bytes(each) for each in everybody]
             Trace(tuple(task for rank in ranks for task in rank.tasks)).write(self.trace)
-
-    def _save(self, step: int, *, is_wanted: bool) -> None:
-        """Write a checkpoint of what the model holds now. Every rank calls it."""
-        self._note("save")
-        self.checkpoints.save(self.replica, step, is_wanted=is_wanted)
-
-    def _save_own(self, step: int) -> None:
-        """Write what is this rank's own, where ranks differ."""
-        if self.replica.strategy.keeps_own:
-            self._note("save")
-            self.checkpoints.save_own(self.replica, step)

@@ -119,7 +119,7 @@ def test_a_set_with_broken_brackets_is_not_taken_for_a_word():
 
 def test_taking_out_what_is_not_there_is_refused():
     assert refusal(SMALL, "run.epochs=") == (
-        "run.epochs: taken out with --set, but the job does not have it. Leave that --set away."
+        "run.epochs: taken out with --set, but the job does not have it. Remove that --set."
     )
 
 

@@ -121,7 +121,7 @@ def test_ranks_shards_and_batch_that_do_not_fit_are_refused_with_numbers_that_do
 
 def test_a_death_of_all_ranks_is_refused():
     assert refusal(SMALL, 'faults=[{rank=-1, step=5, kind="death"}]').startswith(
-        "faults[0].rank: got -1, every rank, for a death without a chance, but somebody has to"
+        "faults[0].rank: got -1, every rank, for a death without a chance, but at least one rank"
     )
 
 

@@ -1,4 +1,4 @@
-"""Which run folder a command is about, whether it may be used, and the job written into it."""
+"""The run folder of `syncline train`: which one it is, whether it may be used, its job.toml."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from syncline.run_folder import JOB, has_checkpoint, holds_a_run
 
 
 def choose_folder(job_file: Path, job: Job, out: Path | None, unique: str | None) -> Path:
-    """Find the run folder: `--out`, then run.out, then a fresh one below runs/, which is created.
+    """Return the run folder: `--out`, or run.out, or a new one below runs/, which is created.
 
-    `unique` replaces the time in the fresh name where several ranks must agree on it: then it is
-    the name that is fresh, and rank 0 creates the folder.
+    The name of a new folder ends in the time. Where several ranks must agree on the name it ends in
+    `unique` instead, and rank 0 creates the folder later.
     """
     if out is not None:
         return out
@@ -31,7 +31,7 @@ def choose_folder(job_file: Path, job: Job, out: Path | None, unique: str | None
     for number in itertools.count(1):
         folder = runs / (stem if number == 1 else f"{stem}-{number}")
         try:
-            # Creating claims it: another run may be looking for a name in this very second.
+            # Creating it reserves the name: another run may start in the same second.
             folder.mkdir(parents=True)
         except FileExistsError:
             if runs.is_dir():
@@ -44,7 +44,7 @@ def choose_folder(job_file: Path, job: Job, out: Path | None, unique: str | None
 
 
 def require_named_folder(job: Job, out: Path | None) -> Path:
-    """Return the folder to resume from: it must have been named."""
+    """Return the folder to resume from; refuse a job and a command that do not name one."""
     if out is None and job.run.out is None:
         raise ConfigError(
             "--resume",
@@ -77,14 +77,14 @@ def check_folder(folder: Path, resume: bool) -> None:
         )
 
 
-def go_on_with(job: Job, folder: Path) -> Job:
-    """Check that `job` is the one the folder was started with; take its automatic shards.
+def resumed_job(job: Job, folder: Path) -> Job:
+    """Return `job` with the shards of the folder's job; refuse one that is not the same run.
 
-    The number of ranks may change from one start to the next, the number of shards may not, unless
-    ranks take steps on their own: left to itself it stays what it was.
+    A run may be resumed on another number of ranks. With the synchronous strategy its shards stay
+    what they were, so automatic shards are taken from the folder's job.
     """
     before = read_job(folder / JOB)
-    if job.strategy.shards is None and not job.strategy.parts:
+    if job.strategy.shards is None and not job.strategy.is_apart:
         same = msgspec.structs.replace(job.strategy, shards=before.strategy.shards)
         job = msgspec.structs.replace(job, strategy=same)
     for key, old, new in what_changed(before, job):
@@ -98,7 +98,7 @@ def go_on_with(job: Job, folder: Path) -> Job:
 
 
 def write_job(job: Job, folder: Path) -> None:
-    """Create the folder and put the job there: whole or not at all."""
+    """Create the folder and write job.toml. A crash never leaves half a file."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / JOB, job_to_toml(job).encode())

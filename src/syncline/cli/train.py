@@ -88,7 +88,7 @@ def train(
     world = read_world()
     job = read_job(job_file, sets)
     if resume:
-        job = folders.go_on_with(job, _checked_for_resume(job, out))
+        job = folders.resumed_job(job, _checked_for_resume(job, out))
     job = job.resolved(_ranks(job, ranks, world))
     check_names(job)
     if trace is not None and world.rank == 0:

@@ -1,19 +1,20 @@
 """The job: what to train, on what, how. Typed, frozen, read from TOML here and nowhere else.
 
-Every mistake in a job ends as one `ConfigError` line with the dotted key, what was found, the rule
-and the way out. Nothing is ignored: an unknown key, and a setting without effect under the other
-settings, are refused. `job_to_toml` writes what `parse_job` reads back as an equal job.
+Every mistake in a job raises a `ConfigError` of one line: the dotted key, what was found, the rule
+and what to do. Nothing is ignored: an unknown key is refused, and so is a setting without effect
+under the other settings. `job_to_toml` writes what `parse_job` reads back as an equal job.
 
-settings.py      the tables of a job
-rules.py         rules between settings
-job.py           the job as a whole
-describe.py      what a setting's type admits, in words
-convert.py       plain values to typed ones
-reading.py       TOML to a job
-writing.py       a job to TOML
-words.py         the words errors are made of
+words.py       pieces of error messages
+settings.py    the tables of a job
+rules.py       rules between settings
+job.py         the tables together
+describe.py    the type of a setting in words
+convert.py     plain values to typed ones
+reading.py     TOML to a job
+writing.py     a job to TOML
 
-No torch here: the command line checks a job before it pays for importing that.
+Each imports only from those above it. No torch here: the command line checks a job before it
+imports torch, which takes seconds.
 """
 
 from syncline.config.job import Job, keys, what_changed

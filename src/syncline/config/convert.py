@@ -1,4 +1,4 @@
-"""From plain values to typed ones. Every error has the dotted key, the rule and the way out."""
+"""Converting plain values to typed ones. Every error names the dotted key, the rule and a fix."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ _S = TypeVar("_S", bound=msgspec.Struct)
 
 
 def table_rule(key: str) -> tuple[str, str]:
+    """Return rule and fix for a value in the place of a table."""
     return "this is a table of settings", f"Write a line [{key}] and the settings below it."
 
 
 def convert_table(kind: type[_S], raw: Any, key: str, from_sets: set[str]) -> _S:
-    """Convert a table field by field, so that each error knows its key."""
+    """Convert a table of `kind`, field by field, so that each error can name its key.
+
+    `from_sets` are the keys set on the command line: an error says where a setting comes from.
+    """
     if not isinstance(raw, dict):
         raise ConfigError(key, f"got {shown(raw)}", *table_rule(key))
     fields = {f.name: f for f in msgspec.structs.fields(kind) if f.name != "settings"}
@@ -62,6 +66,7 @@ def _row_type(kind: Any) -> type[msgspec.Struct] | None:
 
 
 def _convert_rows(kind: type[_S], raw: Any, key: str, from_sets: set[str]) -> tuple[_S, ...]:
+    """Convert a list of tables of `kind`."""
     if not isinstance(raw, list) or not all(isinstance(row, dict) for row in raw):
         needed = [field for field in msgspec.structs.fields(kind) if field.required]
         row = {field.name: one_example(inspect.type_info(field.type)) for field in needed}
@@ -73,6 +78,7 @@ def _convert_rows(kind: type[_S], raw: Any, key: str, from_sets: set[str]) -> tu
 
 
 def _convert_value(key: str, value: Any, kind: Any) -> Any:
+    """Convert a value that is no table of settings; infinities and NaN are refused."""
     if get_origin(kind) is dict and isinstance(value, dict):
         of = get_args(kind)[1]
         return {name: _convert_value(f"{key}.{name}", one, of) for name, one in value.items()}
@@ -80,7 +86,7 @@ def _convert_value(key: str, value: Any, kind: Any) -> Any:
         converted = msgspec.convert(value, kind)
     except msgspec.ValidationError:
         rule = f"this is {describe(inspect.type_info(kind))}"
-        raise ConfigError(key, f"got {shown(value)}", rule, _way_out(key, value, kind)) from None
+        raise ConfigError(key, f"got {shown(value)}", rule, _fix(key, value, kind)) from None
     for number in converted if isinstance(converted, tuple) else [converted]:
         if isinstance(number, float) and not math.isfinite(number):
             fix = f"Write {example(key, kind)}."
@@ -88,7 +94,8 @@ def _convert_value(key: str, value: Any, kind: Any) -> Any:
     return converted
 
 
-def _way_out(key: str, value: Any, kind: Any) -> str:
+def _fix(key: str, value: Any, kind: Any) -> str:
+    """Say what to write in place of a value that this type does not accept."""
     if key == "run.device":
         return "Remove the line: this version trains on CPUs."
     if isinstance(value, str):
@@ -104,6 +111,11 @@ def _way_out(key: str, value: Any, kind: Any) -> str:
 
 
 def _nearest_key(name: str, table: str, fields: Iterable[str]) -> str:
+    """Name the setting that an unknown key of a table may mean, or list what there is.
+
+    First a similar spelling in the same table, then the same name in another table, then, for a
+    key outside all tables, a similar spelling anywhere.
+    """
     prefix = f"{table}." if table else ""
     near = difflib.get_close_matches(name, list(fields), n=1)
     if near:

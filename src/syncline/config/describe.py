@@ -1,4 +1,4 @@
-"""What a setting's type admits, in words, and examples of it."""
+"""The type of a setting in words, and examples of its values."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from syncline.config.words import any_of, toml_value
 
 
 def example(key: str, kind: Any) -> str:
+    """Return "for example KEY = VALUE" with a value that this type accepts."""
     info = inspect.type_info(kind)
     if isinstance(info, inspect.DictType):
         values = examples(info.value_type)
@@ -20,10 +21,12 @@ def example(key: str, kind: Any) -> str:
 
 
 def one_example(info: inspect.Type) -> Any:
+    """Return a value that this type accepts, preferably the one given beside the setting."""
     return (examples(info) or literals(info) or [_plain_example(info)])[0]
 
 
 def _plain_example(info: inspect.Type) -> Option:
+    """Return a value for a setting that comes with no example: any number or true will do."""
     members = info.types if isinstance(info, inspect.UnionType) else (info,)
     if any(isinstance(m, inspect.FloatType) for m in members):
         return 0.1
@@ -31,6 +34,7 @@ def _plain_example(info: inspect.Type) -> Option:
 
 
 def examples(info: inspect.Type) -> list[Any]:
+    """Return the examples given beside a setting, in `Meta`."""
     if isinstance(info, inspect.UnionType):
         return [example for member in info.types for example in examples(member)]
     if isinstance(info, inspect.Metadata):
@@ -39,13 +43,14 @@ def examples(info: inspect.Type) -> list[Any]:
 
 
 def literals(info: inspect.Type) -> list[str]:
+    """Return the words a setting may be."""
     if isinstance(info, inspect.UnionType):
         return [value for member in info.types for value in literals(member)]
     return [str(v) for v in info.values] if isinstance(info, inspect.LiteralType) else []
 
 
 def describe(info: inspect.Type) -> str:
-    """Say in words what values a type admits. Absence cannot be written in TOML: it is left out."""
+    """Say in words which values a type accepts. None is left out: TOML cannot write it."""
     match info:
         case inspect.Metadata():
             return describe(info.type)

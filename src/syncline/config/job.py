@@ -1,4 +1,4 @@
-"""A job: all its tables, what they come to on so many ranks, and how two jobs differ."""
+"""A job: its tables together, with defaults filled in for a number of ranks; and what differs."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Job(Table, frozen=True, kw_only=True):
     run: RunSettings
     cluster: ClusterSettings = ClusterSettings()
     faults: tuple[Fault, ...] = ()
-    """What goes wrong on purpose: in training for real, in a simulation in virtual time."""
+    """Faults to inject: real ones in training, simulated ones in a simulation."""
 
     @property
     def image_size(self) -> int | None:
-        """The side of the images in pixels, whichever table says so; None as the data has them."""
+        """The side of the images in pixels, from either table; None to use them as they are."""
         return self.data.image_size if self.model.image_size is None else self.model.image_size
 
     def check(self) -> None:
@@ -83,12 +83,13 @@ class Job(Table, frozen=True, kw_only=True):
         )
 
 
+# The settings of each table, for suggestions and for `keys`.
 KEYS: dict[str, list[str]] = {
     table.name: [field.name for field in msgspec.structs.fields(table.type)]
     for table in msgspec.structs.fields(Job)
     if table.name != "faults"
 }
-KEYS["strategy"].remove("settings")
+KEYS["strategy"].remove("settings")  # in the file this is the table [strategy.NAME]
 
 
 def keys() -> list[str]:
@@ -96,7 +97,7 @@ def keys() -> list[str]:
     return [f"{table}.{name}" for table, names in KEYS.items() for name in names]
 
 
-# What a run may change when it is resumed: where and how fast it goes, how long, what it writes.
+# Settings that a resumed run may change: where and how fast it runs, how long, what it writes.
 _MAY_CHANGE = {
     "data": {"path"},
     "strategy": {"bucket_bytes", "overlap", "comm"},
@@ -115,14 +116,14 @@ _MAY_CHANGE = {
 
 
 def what_changed(before: Job, now: Job) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the settings that differ and fix the arithmetic: key, value before, value now."""
+    """Yield (key, value before, value now) of the settings that a resumed run may not change."""
     before = msgspec.structs.replace(before, optimizer=before.optimizer.resolved())
     now = msgspec.structs.replace(now, optimizer=now.optimizer.resolved())
     for table in now.__struct_fields__:
         if table == "faults":
             continue
         may_change = _MAY_CHANGE.get(table, set())
-        if table == "strategy" and now.strategy.parts:
+        if table == "strategy" and now.strategy.is_apart:
             may_change = {"shards", "settings", *may_change}
             was, is_now = before.strategy.settings, now.strategy.settings
             if type(was) is type(is_now):

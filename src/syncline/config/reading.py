@@ -1,4 +1,4 @@
-"""Reading a job: TOML text, and the `KEY=VALUE` settings laid over it."""
+"""Reading a job from TOML text and from `KEY=VALUE` settings, which win over the text."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from syncline.strategy_settings import SETTINGS as STRATEGIES
 
 
 def read_job(path: str | Path, sets: Sequence[str] = ()) -> Job:
-    """Read a job from a TOML file and lay `KEY=VALUE` settings over it.
+    """Read a job from a TOML file; `sets` are `KEY=VALUE` settings that win over the file.
 
-    A value is TOML, or a bare word taken as text. An empty value takes the key out of the job.
-    `run.steps` displaces the file's `run.epochs` and the other way round.
+    A value is TOML, or a bare word taken as text. An empty value removes the key from the job.
+    `run.steps` removes the file's `run.epochs`, and the other way round.
     """
     return parse_job(_read_text(Path(path)), source=str(path), sets=sets)
 
 
 def parse_job(text: str, source: str = "the job", sets: Sequence[str] = ()) -> Job:
-    """Read a job from TOML text. `source` is what errors call the text as a whole."""
+    """Read a job from TOML text. `source` is the name of the text in errors."""
     raw = _parse_toml(text, source)
-    from_sets = _lay_over(raw, sets)
+    from_sets = _apply_sets(raw, sets)
     job = _job_from(raw, source, from_sets)
     job.check()
     return job
@@ -77,7 +77,7 @@ def _parse_toml(text: str, source: str) -> dict[str, Any]:
         ) from None
 
 
-def _lay_over(raw: dict[str, Any], sets: Sequence[str]) -> set[str]:
+def _apply_sets(raw: dict[str, Any], sets: Sequence[str]) -> set[str]:
     """Put each KEY=VALUE into `raw`; return the keys that were set."""
     keys = set()
     for text in sets:
@@ -102,7 +102,7 @@ def _lay_over(raw: dict[str, Any], sets: Sequence[str]) -> set[str]:
             del table[names[-1]]
         else:
             raise ConfigError(
-                key, "taken out with --set", "the job does not have it", "Leave that --set away."
+                key, "taken out with --set", "the job does not have it", "Remove that --set."
             )
         keys.add(key)
     run = raw.get("run")
@@ -115,6 +115,7 @@ def _lay_over(raw: dict[str, Any], sets: Sequence[str]) -> set[str]:
 
 
 def _parse_value(key: str, written: str) -> Any:
+    """Return the value of one --set: TOML, or the text itself if it is a bare word."""
     try:
         parsed = tomllib.loads(f"value = {written}")
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -133,6 +134,7 @@ def _parse_value(key: str, written: str) -> Any:
 
 
 def _job_from(raw: dict[str, Any], source: str, from_sets: set[str]) -> Job:
+    """Convert the tables to a job, without checking rules between them."""
     for name in ("model", "data", "optimizer", "run"):
         if name not in raw and not raw.keys() - {*KEYS, "faults"}:
             raise ConfigError(

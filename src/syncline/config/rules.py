@@ -1,7 +1,4 @@
-"""Rules between settings: what each value alone cannot tell.
-
-Each check takes the tables it is about and raises `ConfigError`.
-"""
+"""Rules between settings. Each check takes the tables it is about and raises `ConfigError`."""
 
 from __future__ import annotations
 
@@ -24,6 +21,8 @@ from syncline.config.words import any_of, did_you_mean, listed, printable, shown
 from syncline.errors import ConfigError
 from syncline.faults import ANY_RANK, Fault
 from syncline.strategy_settings import OwnSettings
+
+_SUGGESTIONS = 4  # numbers offered in an error: enough to choose from, and still one line
 
 
 def check_length(run: RunSettings) -> None:
@@ -64,7 +63,7 @@ def check_image_size(model: ModelSettings, data: DataSettings) -> None:
 
 
 def check_optimizer(optimizer: OptimizerSettings) -> None:
-    """Refuse settings that the chosen optimizer or schedule does not read, or lacks."""
+    """Refuse settings without effect under the chosen optimizer and schedule, and missing ones."""
     of_sgd, of_adam = ("momentum", "nesterov"), ("betas",)
     for setting in of_adam if optimizer.name == "sgd" else of_sgd:
         if getattr(optimizer, setting) is not None:
@@ -97,6 +96,7 @@ def check_optimizer(optimizer: OptimizerSettings) -> None:
 
 
 def _without_effect(key: str, value: Any, when: str, owner: str) -> ConfigError:
+    """Make the error for a setting that `owner` alone reads."""
     how = "" if "[" in key else f" (on the command line: --set {key}=)"
     return ConfigError(
         key,
@@ -107,7 +107,7 @@ def _without_effect(key: str, value: Any, when: str, owner: str) -> ConfigError:
 
 
 def check_cluster(cluster: ClusterSettings) -> None:
-    """Check what does not depend on the size of the world; `Conditions.check` does the rest."""
+    """Check what does not depend on the number of ranks; `Conditions.check` checks the rest."""
     if cluster.preset not in PRESETS:
         known = any_of(PRESETS)
         fix = did_you_mean(cluster.preset, PRESETS) or f"Use {known}."
@@ -136,7 +136,7 @@ def check_cluster(cluster: ClusterSettings) -> None:
 
 
 def check_faults(key: str, faults: Sequence[Fault]) -> None:
-    """Check each fault of the list at `key` by itself; `Conditions.check` knows the ranks."""
+    """Check each fault of the list `key`; `Conditions.check` checks their ranks."""
     for number, fault in enumerate(faults):
         _check_fault(f"{key}[{number}]", fault)
 
@@ -156,7 +156,7 @@ def _check_fault(key: str, fault: Fault) -> None:
             raise ConfigError(
                 f"{key}.rank",
                 "got -1, every rank, for a death without a chance",
-                "somebody has to live",
+                "at least one rank has to survive",
                 "Name a rank, or write for example chance = 0.01.",
             )
     for field in msgspec.structs.fields(Fault):
@@ -167,7 +167,7 @@ def _check_fault(key: str, fault: Fault) -> None:
 
 
 def check_period(name: str, own: OwnSettings, steps: int | None) -> None:
-    """Check that ranks of the strategy `name` exchange at least once in a run of `steps`."""
+    """Check that ranks exchange at least once in a run of `steps` (None: not known yet)."""
     if steps is not None and own.period > steps:
         raise ConfigError(
             f"strategy.{name}.period",
@@ -208,7 +208,7 @@ def check_shards(batch: int, shards: int | None, ranks: int, workers: int) -> No
             f" or {listed(_divisors_near(batch, shards))} shards.",
         )
     if shards < ranks:
-        enough = [n for n in _divisors(batch) if n >= ranks][:4]
+        enough = [n for n in _divisors(batch) if n >= ranks][:_SUGGESTIONS]
         larger = f"Use {listed(enough)} shards" if enough else "Use more shards and a larger batch"
         raise ConfigError(
             "strategy.shards",
@@ -224,10 +224,11 @@ def _divisors(number: int) -> list[int]:
 
 
 def _divisors_near(number: int, wanted: int) -> list[int]:
-    """The four divisors that are nearest to what was wanted, in ascending order."""
-    return sorted(sorted(_divisors(number), key=lambda n: abs(n - wanted))[:4])
+    """Return the few divisors that are nearest to what was wanted, in ascending order."""
+    return sorted(sorted(_divisors(number), key=lambda n: abs(n - wanted))[:_SUGGESTIONS])
 
 
 def _near_multiples(number: int, of: int) -> str:
+    """Return the multiples of `of` below and above a number, as "56 or 64"."""
     below = number // of * of
     return listed([n for n in (below, below + of) if n])

@@ -11,14 +11,32 @@ from syncline.faults import Fault, LinkChange
 from syncline.strategy_settings import OwnSettings
 
 Option = bool | int | float | str | tuple[int, ...]
+"""A value in model.options. Each model checks its own."""
+
+# PyTorch's defaults: a job that does not set them trains as a script that does not.
+BETAS = (0.9, 0.999)
+ADAMW_WEIGHT_DECAY = 0.01
+DECAY_FACTOR = 0.1
+
+# Errors suggest divisors of the batch: up to this size they are found in a few milliseconds.
+MAX_BATCH = 10**9
+# TOML's largest integer.
+MAX_SEED = 2**63 - 1
+# More threads than this on one rank is a typing error: no machine has so many cores.
+MAX_THREADS = 1024
+
+# Heartbeats come every second; an overloaded machine may delay them by several seconds.
+SILENT_S = 20.0
+# A step, an evaluation or a checkpoint of a slow rank may take minutes without any fault.
+HUNG_S = 600.0
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the tables of a job have in common."""
+    """A table of a job: frozen, and an unknown key is an error."""
 
 
 class ModelSettings(Table, frozen=True, kw_only=True):
-    """Which network. What is absent follows from the data."""
+    """Which network. Image size and classes that are None are those of the data."""
 
     name: Annotated[str, Meta(min_length=1, examples=["cnn"])]
     image_size: Annotated[int, Meta(ge=1, examples=[32])] | None = None
@@ -30,7 +48,7 @@ class DataSettings(Table, frozen=True, kw_only=True):
     """Which samples, and how many a step takes over all shards together (`batch`)."""
 
     name: Annotated[str, Meta(min_length=1, examples=["digits"])]
-    batch: Annotated[int, Meta(ge=1, le=10**9, examples=[64])]
+    batch: Annotated[int, Meta(ge=1, le=MAX_BATCH, examples=[64])]
     path: Annotated[str, Meta(min_length=1, examples=["/data/images"])] | None = None
     image_size: Annotated[int, Meta(ge=1, examples=[32])] | None = None
     sample_shape: (
@@ -71,22 +89,25 @@ class OptimizerSettings(Table, frozen=True, kw_only=True):
 
     def resolved(self) -> OptimizerSettings:
         """Write out the defaults of the chosen optimizer and schedule; the others stay None."""
-        defaults: dict[str, Any] = {"weight_decay": 0.01 if self.name == "adamw" else 0.0}
+        defaults: dict[str, Any] = {
+            "weight_decay": ADAMW_WEIGHT_DECAY if self.name == "adamw" else 0.0
+        }
         if self.name == "sgd":
             defaults |= {"momentum": 0.0, "nesterov": False}
         else:
-            defaults |= {"betas": (0.9, 0.999)}
+            defaults |= {"betas": BETAS}
         if self.schedule == "step":
-            defaults |= {"decay_factor": 0.1}
+            defaults |= {"decay_factor": DECAY_FACTOR}
         absent = {key: value for key, value in defaults.items() if getattr(self, key) is None}
         return msgspec.structs.replace(self, **absent)
 
 
 class StrategySettings(Table, frozen=True, kw_only=True):
-    """How ranks work together. `shards` alone of these changes a single bit of the result.
+    """How ranks work together.
 
-    `shards` is None (spelled "auto", or left out) for as many as there are ranks. `settings` is
-    the strategy's own table, [strategy.NAME] in the file.
+    With the synchronous strategy the result depends on `shards`; `bucket_bytes`, `overlap` and
+    `comm` change the speed alone. `shards` is None ("auto" in the file, or left out) for one shard
+    on each rank that computes. `settings` is the strategy's own table, [strategy.NAME].
     """
 
     name: str = "synchronous"
@@ -97,44 +118,44 @@ class StrategySettings(Table, frozen=True, kw_only=True):
     settings: msgspec.Struct | None = None
 
     @property
-    def parts(self) -> bool:
-        """Whether ranks take steps on their own: then shards fix no arithmetic."""
+    def is_apart(self) -> bool:
+        """Whether each rank trains its own replica: then shards do not fix the arithmetic."""
         return isinstance(self.settings, OwnSettings)
 
     def num_workers(self, ranks: int) -> int:
-        """Return how many ranks compute: the first ones."""
+        """Return how many ranks compute gradients: the first so many."""
         return self.settings.num_workers(ranks) if isinstance(self.settings, OwnSettings) else ranks
 
 
 class RunSettings(Table, frozen=True, kw_only=True):
-    """How long, on how many ranks, and what is written where.
+    """How long a run is, on how many ranks, and what it writes.
 
-    Exactly one of `steps` and `epochs`. `evaluate_every` and `checkpoint_every` count steps; None
-    is once, at the end. `threads` is a rank's number of intra-op threads: part of the arithmetic,
-    so the job fixes it. `silent_s` and `hung_s` are how long a rank may send no heartbeat, and how
-    long it may keep others waiting, before the run is given up.
+    Exactly one of `steps` and `epochs` is given. `evaluate_every` and `checkpoint_every` count
+    steps; None means once, at the end. `threads` is the number of intra-op threads of a rank: it
+    changes the order of summation, so the job fixes it. A rank that sends no heartbeat for
+    `silent_s`, or keeps the others waiting for `hung_s`, counts as failed.
     """
 
     ranks: Annotated[int, Meta(ge=1, examples=[2])] = 1
     steps: Annotated[int, Meta(ge=1, examples=[1000])] | None = None
     epochs: Annotated[int, Meta(ge=1, examples=[10])] | None = None
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1, examples=[0])] = 0
-    threads: Annotated[int, Meta(ge=1, le=1024, examples=[1])] = 1
+    seed: Annotated[int, Meta(ge=0, le=MAX_SEED, examples=[0])] = 0
+    threads: Annotated[int, Meta(ge=1, le=MAX_THREADS, examples=[1])] = 1
     evaluate_every: Annotated[int, Meta(ge=1, examples=[500])] | None = None
     checkpoint_every: Annotated[int, Meta(ge=1, examples=[500])] | None = None
     out: Annotated[str, Meta(min_length=1, examples=["runs/first"])] | None = None
-    silent_s: Annotated[float, Meta(gt=0, examples=[20.0])] = 20.0
-    hung_s: Annotated[float, Meta(gt=0, examples=[600.0])] = 600.0
+    silent_s: Annotated[float, Meta(gt=0, examples=[SILENT_S])] = SILENT_S
+    hung_s: Annotated[float, Meta(gt=0, examples=[HUNG_S])] = HUNG_S
     device: Literal["cpu"] = "cpu"
 
 
 class ClusterSettings(Table, frozen=True, kw_only=True):
-    """Which hardware a simulation is about; training takes no notice of it.
+    """The hardware to simulate; training ignores it.
 
-    A preset, and what is different from it. `machines` is None for one rank a machine. `input_s`
-    is how long loading one rank's batch of a step takes. `algorithm` is how machines exchange.
-    `jitter` makes each rank's steps differ at random, `slow_ranks` some ranks always slow (by what
-    factor, by the rank's number).
+    `preset` names a cluster; what is not None replaces a number of it. `machines` is None for one
+    rank on each machine. `input_s` is the time to load one rank's samples of a step. `algorithm` is
+    how machines exchange gradients. `jitter` is a random factor on the compute of each step.
+    `slow_ranks` maps the number of a rank to a factor on its compute in all steps.
     """
 
     preset: str = "1gbit"

@@ -1,4 +1,4 @@
-"""The words errors are made of: values as TOML writes them, lists, near spellings."""
+"""Pieces of error messages: values as TOML writes them, lists in words, similar spellings."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any
 
 import msgspec
 
+_SHOWN_CHARACTERS = 60  # a value, its key and the rule then fit into two lines of a terminal
+
 
 def toml_value(value: Any) -> str:
+    """Return a value as TOML writes it."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -29,30 +32,35 @@ def toml_value(value: Any) -> str:
 
 
 def toml_key(name: str) -> str:
+    """Return a key as TOML writes it: in quotes where that is needed."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
 
 
 def printable(value: object) -> str:
-    """Return the text of a value on one line: errors are one line whatever a file is called."""
+    """Return the text of a value with line breaks and the like escaped: an error is one line."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
 
 
 def shown(value: Any) -> str:
+    """Return a value as TOML writes it, on one line and not too long."""
     text = printable(toml_value(value))
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
 
 
 def found(key: str, from_sets: set[str]) -> str:
+    """Say where a setting comes from: --set, if that named its key or a part of it, or the file."""
     given = any(f"{one}.".startswith(f"{key}.") or key.startswith(f"{one}[") for one in from_sets)
     return "set on the command line" if given else "found in the file"
 
 
 def did_you_mean(value: Any, known: Iterable[str]) -> str:
+    """Ask for the known word with the most similar spelling; "" if none is similar."""
     near = difflib.get_close_matches(str(value).lower(), list(known), n=1)
     return f'Did you mean "{near[0]}"?' if near else ""
 
 
 def any_of(words: Iterable[str]) -> str:
+    """Join as '"a", "b" or "c"'."""
     return listed([f'"{word}"' for word in words])
 
 

@@ -12,7 +12,7 @@ from syncline.config.words import toml_key, toml_value
 def job_to_toml(job: Job) -> str:
     """Write a job as TOML that reads back as an equal job.
 
-    What is None is left out, and so is a cluster that nobody has said anything about.
+    Settings that are None are left out, and so is a cluster with nothing but defaults.
     """
     lines = [f"faults = {toml_value(job.faults)}", ""] if job.faults else []
     for table in job.__struct_fields__:

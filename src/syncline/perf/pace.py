@@ -7,20 +7,20 @@ import statistics
 
 
 class Pace:
-    """Times of a rank's steps, counted from the end of the first, which also sets up."""
+    """Times of a rank's steps, from the end of the first one on: that one includes set-up."""
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
         self._ends_s: list[float] = []
-        self._first_steps = self._steps_of_all = 0.0
-        """Steps of all ranks when this one had taken its first, and its last."""
+        self._first_steps = self._mean_steps = 0.0
+        """Mean number of steps over ranks at the end of this rank's first step, and of its last."""
 
-    def end_step(self, now_s: float, steps_of_all: float) -> None:
-        """Note that a step ended; by then the ranks have taken so many, on average."""
+    def end_step(self, now_s: float, mean_steps: float) -> None:
+        """Record the end of a step. `mean_steps` is how many steps a rank has taken, on average."""
         if not self._ends_s:
-            self._first_steps = steps_of_all
+            self._first_steps = mean_steps
         self._ends_s.append(now_s)
-        self._steps_of_all = steps_of_all
+        self._mean_steps = mean_steps
 
     @property
     def _since_first_s(self) -> float:
@@ -31,7 +31,7 @@ class Pace:
         """Samples per second of all ranks together; 0 before the second step."""
         if len(self._ends_s) < 2:
             return 0.0
-        return self._batch * (self._steps_of_all - self._first_steps) / self._since_first_s
+        return self._batch * (self._mean_steps - self._first_steps) / self._since_first_s
 
     def exposed(self, waited_s: float) -> float:
         """Return the share of the time since the first step that was spent waiting."""
