@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from syncline.cluster import Link
-from syncline.comm import network, shared_memory
+from syncline.comm import limits
 from syncline.perf import cost
 from syncline.perf.cost import Phase, plan, seconds
 
@@ -115,8 +115,8 @@ def test_halves_of_an_all_reduce_add_up_to_it_across_machines(machines, algorith
 
 
 def test_what_is_small_is_what_the_communicators_call_small():
-    assert cost.SMALL_BYTES == 4 * network._SMALL_ELEMENTS == 4 * shared_memory._SMALL_ELEMENTS
-    assert cost.PIECE_BYTES == shared_memory._SCRATCH_BYTES
+    assert cost.SMALL_BYTES == limits.SMALL_BYTES
+    assert cost.PIECE_BYTES == limits.SCRATCH_BYTES
     assert len(plan("all_reduce", cost.SMALL_BYTES, machines=2, ranks_per_machine=1)) == 1
     assert len(plan("all_reduce", cost.SMALL_BYTES + 4, machines=2, ranks_per_machine=1)) == 2
 

@@ -34,12 +34,14 @@ class Alone:
         pass
 
     def reduce_scatter(self, partials: Partials) -> None:
-        if partials.plan is None:
+        add_up = partials.plans.get("reduce_scatter")
+        if add_up is None:
             nodes = partials.spread.nodes[0]
             sources = [(node, slot.mine) for node, slot in zip(nodes, partials.slots, strict=False)]
             root = (0, partials.spread.shards)
-            partials.plan = prepare_sum(root, sources, partials.result, partials.scale)
-        partials.plan()
+            add_up = prepare_sum(root, sources, partials.result, partials.scale)
+            partials.plans["reduce_scatter"] = add_up
+        add_up()
 
     def all_reduce(self, partials: Partials) -> None:
         self.reduce_scatter(partials)

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from syncline.comm.limits import SMALL_BYTES
 from syncline.comm.tree import Spread, prepare_sum
 
 if TYPE_CHECKING:
@@ -49,8 +51,8 @@ class Strips:
 
     memory: Memory
     cuts: tuple[int, ...]
-    plan: Any = field(default=None, repr=False)
-    """What the communicator has prepared for it."""
+    plans: dict[str, Any] = field(default_factory=dict, repr=False)
+    """What the communicator has prepared, by operation."""
 
     def mine(self, position: int) -> torch.Tensor:
         return self.memory.mine[self.cuts[position] : self.cuts[position + 1]]
@@ -61,20 +63,37 @@ class Partials:
     """What a rank knows of a sum over all shards: slot k holds the k-th node of its spread.
 
     After `reduce_scatter` the rank's own strip of slot 0 holds scale * sum. After `all_reduce`
-    `result` holds all of it; it may be memory of its own, and is the rank's to keep.
+    `result` holds all of it, and is the rank's to keep.
     """
 
     slots: list[Memory]
     cuts: tuple[int, ...]
     spread: Spread
     scale: float
-    plan: Any = field(default=None, repr=False)
-    result: torch.Tensor = field(init=False, repr=False)
+    plans: dict[str, Any] = field(default_factory=dict, repr=False)
+    """What the communicator has prepared, by operation: one does not replay another's."""
     told_by: int | None = None
     """The collective with which peers hear that the slots are filled, if they were published."""
 
     def __post_init__(self) -> None:
-        self.result = self.slots[0].mine
+        whole = self.slots[0].mine
+        self.is_small = whole.numel() * whole.itemsize <= SMALL_BYTES
+        has_own_result = self.is_small and len(self.spread.nodes) > 1
+        self._result = torch.zeros_like(whole) if has_own_result else whole
+
+    @property
+    def result(self) -> torch.Tensor:
+        """Where `all_reduce` leaves the sum, always the same memory.
+
+        A small sum has memory of its own, since peers still read the slots when it is there. A
+        large one, or that of a rank alone, is left in slot 0.
+        """
+        return self._result
+
+    @cached_property
+    def gathered(self) -> Strips:
+        """Slot 0 as strips, for the second half of a large all-reduce."""
+        return Strips(self.slots[0], self.cuts)
 
     def strip(self, position: int) -> torch.Tensor:
         return self.slots[0].mine[self.cuts[position] : self.cuts[position + 1]]

@@ -114,29 +114,32 @@ class Hierarchical:
         pass
 
     def reduce_scatter(self, partials: Partials) -> None:
-        if partials.plan is None:
-            partials.plan = self._prepare(partials)
-        partials.plan("reduce_scatter")
+        add_up = partials.plans.get("reduce_scatter")
+        if add_up is None:
+            add_up = partials.plans["reduce_scatter"] = self._prepare(partials)
+        add_up("reduce_scatter")
 
     def all_gather(self, strips: Strips) -> None:
-        if strips.plan is None:
+        gather = strips.plans.get("all_gather")
+        if gather is None:
             column = self._strips_of_column(strips.cuts)
             pieces = [strips.memory.mine[start:stop] for start, stop in column]
             peers = [machine for machine in range(self.num_machines) if machine != self._machine]
-            strips.plan = self._across.prepare_exchange(
+            exchange = self._across.prepare_exchange(
                 [(peer, pieces[self._machine]) for peer in peers],
                 [(peer, pieces[peer]) for peer in peers],
             )
-        strips.plan("all_gather")
-        if strips.memory.is_common:
-            self._inside.barrier()
-        else:
-            per_column = strips.cuts[:: self.num_machines]
-            self._inside.all_gather(Strips(strips.memory, per_column))
+            columns = Strips(strips.memory, strips.cuts[:: self.num_machines])
+            gather = strips.plans["all_gather"] = exchange, columns
+        exchange, columns = gather
+        exchange("all_gather")
+        self._inside.all_gather(columns)
 
     def all_reduce(self, partials: Partials) -> None:
         self.reduce_scatter(partials)
-        self.all_gather(Strips(partials.slots[0], partials.cuts))
+        self.all_gather(partials.gathered)
+        if partials.is_small:
+            partials.result.copy_(partials.slots[0].mine)
 
     def reduce(self, partials: Partials, root: int) -> None:
         self.all_reduce(partials)

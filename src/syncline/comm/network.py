@@ -18,10 +18,9 @@ from syncline.comm.alone import Alone
 from syncline.comm.base import Communicator, Memory, Partials, Strips, even_cuts, small_sum
 from syncline.comm.control import Control
 from syncline.comm.hub import NUM_CHANNELS, Hub
+from syncline.comm.limits import SMALL_BYTES
 from syncline.comm.tree import Node, prepare_sum
 from syncline.comm.window import Functions, Window
-
-_SMALL_ELEMENTS = 1 << 14
 
 Message = tuple[int, torch.Tensor]
 """A rank of the world, and what goes to it or comes from it."""
@@ -152,31 +151,34 @@ class Network:
         return self.prepare(partials.spread.shards, nodes, mine, strips, out, partials.scale)
 
     def reduce_scatter(self, partials: Partials) -> None:
-        if partials.plan is None:
+        exchange = partials.plans.get("reduce_scatter")
+        if exchange is None:
             strips = list(zip(partials.cuts, partials.cuts[1:], strict=False))
-            partials.plan = self._prepare_all(partials, strips, partials.strip(self.position))
-        partials.plan("reduce_scatter")
+            exchange = self._prepare_all(partials, strips, partials.strip(self.position))
+            partials.plans["reduce_scatter"] = exchange
+        exchange("reduce_scatter")
 
     def all_gather(self, strips: Strips) -> None:
-        if strips.plan is None:
+        exchange = strips.plans.get("all_gather")
+        if exchange is None:
             pieces = [strips.mine(position) for position in range(self.size)]
-            strips.plan = self.prepare_exchange(
+            exchange = strips.plans["all_gather"] = self.prepare_exchange(
                 [(peer, pieces[self.position]) for peer in self._peers],
                 [(peer, pieces[peer]) for peer in self._peers],
             )
-        strips.plan("all_gather")
+        exchange("all_gather")
 
     def all_reduce(self, partials: Partials) -> None:
-        whole = partials.slots[0].mine
-        if whole.numel() > _SMALL_ELEMENTS:
+        if not partials.is_small:
             self.reduce_scatter(partials)
-            self.all_gather(Strips(partials.slots[0], partials.cuts))
+            self.all_gather(partials.gathered)
             return
-        if partials.plan is None:
-            partials.result = torch.empty_like(whole)
-            everything = [(0, whole.numel())] * self.size
-            partials.plan = self._prepare_all(partials, everything, partials.result)
-        partials.plan("all_reduce")
+        exchange = partials.plans.get("all_reduce")
+        if exchange is None:
+            everything = [(0, partials.result.numel())] * self.size
+            exchange = self._prepare_all(partials, everything, partials.result)
+            partials.plans["all_reduce"] = exchange
+        exchange("all_reduce")
 
     def reduce(self, partials: Partials, root: int) -> None:
         self.reduce_scatter(partials)
@@ -191,7 +193,7 @@ class Network:
         flat = tensor.detach().view(-1)
         cuts = even_cuts(flat.numel(), self.size)
         strips = Strips(Memory(flat), cuts)
-        if flat.numel() <= _SMALL_ELEMENTS:
+        if flat.numel() * flat.itemsize <= SMALL_BYTES:
             strips = Strips(Memory(flat), (0,) * (root + 1) + (flat.numel(),) * (self.size - root))
         elif self.position == root:
             self.exchange([(peer, strips.mine(peer)) for peer in self._peers], [], "broadcast")

@@ -26,14 +26,13 @@ from syncline.comm.alone import Alone
 from syncline.comm.base import Communicator, Memory, Partials, Strips, prepare_reach
 from syncline.comm.control import Control
 from syncline.comm.hub import NUM_CHANNELS, Hub
+from syncline.comm.limits import SCRATCH_BYTES
 from syncline.comm.shared_window import PostOffice, SharedWindow
 from syncline.comm.window import Functions, Window
 from syncline.errors import CommError
 
-_SCRATCH_BYTES = 1 << 20
 _LINE_BYTES = 64
-_SMALL_ELEMENTS = 1 << 14
-"""Up to here every rank adds everything up by itself: one rendezvous instead of two."""
+"""A cache line of every x86-64 processor."""
 
 
 def is_supported() -> bool:
@@ -262,56 +261,65 @@ class SharedMemory:
         partials.told_by = self._counts[self.hub.channel] + 1
 
     def reduce_scatter(self, partials: Partials) -> None:
-        if partials.plan is None:
+        add_up = partials.plans.get("reduce_scatter")
+        if add_up is None:
             out = partials.strip(self.position)
             start, stop = partials.cuts[self.position : self.position + 2]
-            partials.plan = prepare_reach(partials, start, stop, out)
+            add_up = prepare_reach(partials, start, stop, out)
+            partials.plans["reduce_scatter"] = add_up
         self._rendezvous("reduce_scatter")
-        partials.plan()
+        add_up()
 
     def all_gather(self, strips: Strips) -> None:
+        copies = strips.plans.get("all_gather")
+        if copies is None:
+            copies = strips.plans["all_gather"] = self._copies(strips)
         self._rendezvous("all_gather")
+        for mine, peer in copies:
+            mine.copy_(peer)
+
+    def _copies(self, strips: Strips) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the strips that this rank copies: where to, and from whose memory."""
         if strips.memory.is_common:
-            return
+            return []
         assert strips.memory.peers is not None
-        for position, peer in enumerate(strips.memory.peers):
-            if position != self.position:
-                start, stop = strips.cuts[position], strips.cuts[position + 1]
-                strips.memory.mine[start:stop].copy_(peer[start:stop])
+        cuts = [(strips.cuts[at], strips.cuts[at + 1]) for at in range(self.size)]
+        return [
+            (strips.memory.mine[start:stop], peer[start:stop])
+            for at, ((start, stop), peer) in enumerate(zip(cuts, strips.memory.peers, strict=True))
+            if at != self.position and start < stop
+        ]
 
     def all_reduce(self, partials: Partials) -> None:
-        whole = partials.slots[0]
-        if whole.mine.numel() > _SMALL_ELEMENTS:
+        if not partials.is_small:
             self.reduce_scatter(partials)
-            self.all_gather(Strips(whole, partials.cuts))
+            self.all_gather(partials.gathered)
             return
-        if partials.plan is None:
-            partials.result = torch.empty_like(whole.mine)
-            partials.plan = prepare_reach(partials, 0, whole.mine.numel(), partials.result)
+        add_up = partials.plans.get("all_reduce")
+        if add_up is None:
+            result = partials.result
+            add_up = prepare_reach(partials, 0, result.numel(), result)
+            partials.plans["all_reduce"] = add_up
         told_by, partials.told_by = partials.told_by, None
         if told_by is None or told_by > self._counts[self.hub.channel]:
             self._rendezvous("all_reduce")
-        partials.plan()
+        add_up()
 
     def reduce(self, partials: Partials, root: int) -> None:
-        whole = partials.slots[0]
         self.reduce_scatter(partials)
         self._rendezvous("reduce")
         if self.position == root:
-            assert whole.peers is not None
-            for position, peer in enumerate(whole.peers):
-                if position != root:
-                    start, stop = partials.cuts[position], partials.cuts[position + 1]
-                    whole.mine[start:stop].copy_(peer[start:stop])
+            for mine, peer in self._copies(partials.gathered):
+                mine.copy_(peer)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Copy through a small segment of its own: for set-up, not for the step path."""
         if self._scratch is None:
-            self._scratch = self.allocate_common(_SCRATCH_BYTES, torch.uint8)
+            self._scratch = self.allocate_common(SCRATCH_BYTES, torch.uint8)
         scratch = self._scratch.mine
         flat = tensor.detach().view(-1).view(torch.uint8) if tensor.numel() else tensor
-        for start in range(0, flat.numel(), _SCRATCH_BYTES):
-            piece = flat[start : start + _SCRATCH_BYTES]
+        for start in range(0, flat.numel(), SCRATCH_BYTES):
+            piece = flat[start : start + SCRATCH_BYTES]
             if self.position == root:
                 scratch[: piece.numel()].copy_(piece)
             self._rendezvous("broadcast")

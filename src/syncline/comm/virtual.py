@@ -320,10 +320,10 @@ def _bytes_of(partials: Partials) -> int:
 def _whole_sum(brought: dict[int, Partials]) -> torch.Tensor:
     """Add up everybody's partial sums, all of them at once: the same pairs as strip by strip."""
     first = brought[0]
-    if first.plan is None:
+    if "sum" not in first.plans:
         out = torch.empty_like(first.slots[0].mine)
-        first.plan = (prepare_reach(first, 0, out.numel(), out), out)
-    add_up, out = first.plan
+        first.plans["sum"] = (prepare_reach(first, 0, out.numel(), out), out)
+    add_up, out = first.plans["sum"]
     add_up()
     assert isinstance(out, torch.Tensor)
     return out
@@ -340,7 +340,7 @@ def _spread_sum(brought: dict[int, Partials]) -> None:
 def _share_sum(brought: dict[int, Partials]) -> None:
     whole = _whole_sum(brought)
     for partials in brought.values():
-        partials.result = whole.clone()
+        partials.result.copy_(whole)
 
 
 def _gather(brought: dict[int, Strips]) -> None:
