@@ -25,9 +25,10 @@ from syncline.comm.base import Communicator
 from syncline.comm.control import Control
 from syncline.comm.hierarchical import Hierarchical
 from syncline.comm.hub import Hub
+from syncline.comm.machine import Machine
 from syncline.comm.network import Network, Transport
 from syncline.comm.rendezvous import Links, Place, local_address_towards, meet
-from syncline.comm.shared_memory import Machine, SharedMemory, is_supported
+from syncline.comm.shared_memory import SharedMemory, is_supported
 from syncline.comm.streams import connect_streams
 from syncline.engine.lane import Lane
 from syncline.engine.replica import Replica

@@ -1,9 +1,8 @@
 """Ranks of one machine: buckets live in shared memory, and nothing whole is ever copied.
 
-The machine's leader makes each segment as a memfd and hands it over a Unix socket: no name, so it
-vanishes with the last process, also after kill -9. A collective is a rendezvous: every rank
-writes the number of its collective on a board; the last to come rings the doorbell, on which the
-others sleep. The order of collectives is the same on every rank, so one number is enough.
+A collective is a rendezvous: every rank writes the number of its collective on a board; the last
+to come rings the doorbell, on which the others sleep. The order of collectives is the same on every
+rank, so one number is enough.
 
 Publishing a number after the data relies on stores becoming visible in order, which x86-64
 guarantees; `is_supported` says no elsewhere.
@@ -11,11 +10,7 @@ guarantees; `is_supported` says no elsewhere.
 
 from __future__ import annotations
 
-import mmap
-import os
 import platform
-import select
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -24,12 +19,11 @@ import torch
 
 from syncline.comm.alone import Alone
 from syncline.comm.base import Communicator, Memory, Partials, Strips, prepare_reach
-from syncline.comm.control import Control
-from syncline.comm.hub import NUM_CHANNELS, Hub
+from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.limits import SCRATCH_BYTES
+from syncline.comm.machine import Bell, Machine, Star, as_tensor, round_up
 from syncline.comm.shared_window import PostOffice, SharedWindow
 from syncline.comm.window import Functions, Window
-from syncline.errors import CommError
 
 _LINE_BYTES = 64
 """A cache line of every x86-64 processor."""
@@ -37,157 +31,6 @@ _LINE_BYTES = 64
 
 def is_supported() -> bool:
     return platform.machine() in ("x86_64", "AMD64")
-
-
-def _as_tensor(
-    segment: mmap.mmap, offset: int, num_elements: int, dtype: torch.dtype
-) -> torch.Tensor:
-    if num_elements == 0:
-        return torch.empty(0, dtype=dtype)
-    return torch.frombuffer(segment, dtype=dtype, count=num_elements, offset=offset)
-
-
-def _round_up(size: int, multiple: int = mmap.PAGESIZE) -> int:
-    return -(-size // multiple) * multiple
-
-
-class Star:
-    """Unix sockets from one rank to some others of its machine, over which it hands out memory."""
-
-    def __init__(self, control: Control, links: dict[int, socket.socket], *, leads: bool) -> None:
-        self.control = control
-        self.links = links
-        self.leads = leads
-        for sock in links.values():
-            sock.settimeout(60.0)
-
-    def give(self, rank: int, files: Sequence[int]) -> None:
-        # The kernel passes at most 253 descriptors in one message.
-        for start in range(0, len(files), 250):
-            try:
-                socket.send_fds(self.links[rank], [b"m"], files[start : start + 250])
-            except OSError as error:
-                raise self.control.verdict() or CommError(
-                    f"rank {self.control.place.rank} could not hand memory to rank {rank}: {error}"
-                ) from None
-
-    def take(self, num_files: int) -> list[int]:
-        (leader, sock), *_ = self.links.items()
-        files: list[int] = []
-        while len(files) < num_files:
-            try:
-                data, more, _, _ = socket.recv_fds(sock, 1, min(250, num_files - len(files)))
-            except OSError:
-                data, more = b"", []
-            if not data:
-                raise self.control.verdict() or CommError(
-                    f"rank {self.control.place.rank} was not handed shared memory by rank "
-                    f"{leader}. Look at its log first."
-                )
-            files += more
-        return files
-
-    def segment(self, size_bytes: int) -> mmap.mmap:
-        """Return memory that all ranks of the star map. Every one calls it, in one order."""
-        size_bytes = max(_round_up(size_bytes), mmap.PAGESIZE)
-        if self.leads:
-            _refuse_what_does_not_fit(size_bytes)
-            file = os.memfd_create("syncline", os.MFD_CLOEXEC)
-            os.ftruncate(file, size_bytes)
-            for rank in self.links:
-                self.give(rank, [file])
-        else:
-            (file,) = self.take(1)
-        try:
-            return mmap.mmap(file, size_bytes)
-        finally:
-            os.close(file)
-
-    def share_eventfds(self, count: int) -> list[int]:
-        """Return doorbells that all ranks of the star can ring. Every one calls it."""
-        if not self.leads:
-            return self.take(count)
-        files = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(count)]
-        for rank in self.links:
-            self.give(rank, files)
-        return files
-
-    def close(self) -> None:
-        for sock in self.links.values():
-            sock.close()
-
-
-class Bell:
-    """A doorbell that wakes every rank of a communicator in one call.
-
-    One eventfd for all: had each its own, the first to wake could take the core from the one who
-    rings, and the rest would sleep on. Nobody reads it: each rank's hub reports every ring once.
-    """
-
-    def __init__(self, star: Star, hub: Hub) -> None:
-        (self._file,) = star.share_eventfds(1)
-        self.hub = hub
-        hub.watch(self._file, select.EPOLLIN | select.EPOLLET)
-        star.control.on_failure(lambda failure: hub.wake())
-
-    def ring(self) -> None:
-        os.eventfd_write(self._file, 1)
-
-    def close(self) -> None:
-        self.hub.forget(self._file)
-        os.close(self._file)
-
-
-class Machine:
-    """What the ranks of one machine share below any communicator: a star."""
-
-    def __init__(self, control: Control, hub: Hub, memory_links: dict[int, socket.socket]) -> None:
-        place = control.place
-        self.control = control
-        self.hub = hub
-        self.rank = place.rank
-        self.local_ranks = place.local_ranks
-        self.star = Star(control, memory_links, leads=place.local_rank == 0)
-
-    def connect(self, ranks: Sequence[int]) -> Star | None:
-        """Make a star of some ranks, the first of them leading. Every rank of the machine calls.
-
-        The machine's leader makes the socket pairs and hands each end to its owner.
-        """
-        leader, *members = ranks
-        ends: dict[int, dict[int, int]] = {rank: {} for rank in ranks}
-        if self.star.leads:
-            pairs = {member: socket.socketpair() for member in members}
-            for member, (one, other) in pairs.items():
-                ends[leader][member] = one.fileno()
-                ends[member][leader] = other.fileno()
-            for rank, files in ends.items():
-                if rank != self.rank and files:
-                    self.star.give(rank, list(files.values()))
-            mine = {to: os.dup(file) for to, file in ends.get(self.rank, {}).items()}
-            for one, other in pairs.values():
-                one.close()
-                other.close()
-        elif self.rank in ranks:
-            to = members if self.rank == leader else [leader]
-            mine = dict(zip(to, self.star.take(len(to)) if to else [], strict=True))
-        if self.rank not in ranks:
-            return None
-        links = {to: socket.socket(fileno=file) for to, file in mine.items()}
-        return Star(self.control, links, leads=self.rank == leader)
-
-
-def _refuse_what_does_not_fit(size_bytes: int) -> None:
-    """Say no while it is cheap: memory that is not there kills the process at first touch."""
-    with open("/proc/meminfo") as file:
-        fields = dict(line.split(":", 1) for line in file)
-    available_bytes = int(fields["MemAvailable"].split()[0]) * 1024
-    if size_bytes > available_bytes:
-        raise CommError(
-            f"shared memory: {size_bytes / 1e9:.1f} GB are needed on this machine, but "
-            f"{available_bytes / 1e9:.1f} GB are free. Use fewer ranks a machine, fewer shards a "
-            "rank, or a smaller model."
-        )
 
 
 class SharedMemory:
@@ -244,10 +87,10 @@ class SharedMemory:
             self.control.check_waiting_for(late, time.monotonic() - started, what)
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
-        each_bytes = _round_up(num_elements * dtype.itemsize)
+        each_bytes = round_up(num_elements * dtype.itemsize)
         segment = self.star.segment(each_bytes * self.size)
         views = tuple(
-            _as_tensor(segment, position * each_bytes, num_elements, dtype)
+            as_tensor(segment, position * each_bytes, num_elements, dtype)
             for position in range(self.size)
         )
         self.allocations.append(views)
@@ -255,7 +98,7 @@ class SharedMemory:
 
     def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
         segment = self.star.segment(num_elements * dtype.itemsize)
-        return Memory(_as_tensor(segment, 0, num_elements, dtype), is_common=True)
+        return Memory(as_tensor(segment, 0, num_elements, dtype), is_common=True)
 
     def publish(self, partials: Partials) -> None:
         partials.told_by = self._counts[self.hub.channel] + 1
