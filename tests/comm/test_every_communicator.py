@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 
 import pytest
 import torch
@@ -25,6 +26,8 @@ WORLDS = {
     "network, 3 ranks": (3, 1, "network"),
     "torch, 2 ranks": (2, 1, "torch"),
     "2 machines with 2 ranks": (4, 2, "auto"),
+    "2 machines with 2 ranks, dealt in turn": (4, 2, "in turn"),
+    "2 machines with 3 ranks": (6, 2, "auto"),
     "3 machines with 2 ranks": (6, 3, "auto"),
     "virtual, 1 rank": (1, 1, "virtual"),
     "virtual, 3 ranks": (3, 1, "virtual"),
@@ -41,7 +44,12 @@ def in_world(world, work):
         return run_virtual(size, work, machines)
 
     def on_rank():
-        syncline.init(comm=kind)
+        if kind == "in turn":
+            # Ranks 0 and 2 on the first machine, 1 and 3 on the second.
+            rank = int(os.environ["RANK"])
+            os.environ["GROUP_RANK"] = str(rank % machines)
+            os.environ["LOCAL_RANK"] = str(rank // machines)
+        syncline.init(comm="auto" if kind == "in turn" else kind)
         return work(current_session().comm)
 
     return run_ranks(size, on_rank, machines=machines)

@@ -15,7 +15,7 @@ import torch
 from syncline.comm.base import Communicator, Memory, Partials, Strips
 from syncline.comm.network import Network
 from syncline.comm.shared_memory import SharedMemory
-from syncline.comm.tree import Node, cover, prepare_sum
+from syncline.comm.tree import Node, prepare_sums, sources_below
 from syncline.comm.window import Functions, Pending, Window
 from syncline.errors import CommError
 
@@ -63,39 +63,29 @@ class Hierarchical:
         """Prepare both stages: sums of the machine's own nodes, then the exchange across."""
         strips = self._strips_of_column(partials.cuts)
         low, high = strips[0][0], strips[-1][1]
-        root = (0, partials.spread.shards)
-        machine_nodes: list[list[Node]] = []
-        for machine in range(self.num_machines):
-            shards = [
-                shard
-                for local in range(self._local_size)
-                for node in partials.spread.nodes[local * self.num_machines + machine]
-                for shard in node
-            ]
-            machine_nodes.append(cover(root, min(shards), max(shards)))
+        machines = [range(at, self.size, self.num_machines) for at in range(self.num_machines)]
+        across = partials.spread.across_groups(machines)
         sources: list[tuple[Node, torch.Tensor]] = []
-        for local in range(self._local_size):
-            nodes = partials.spread.nodes[local * self.num_machines + self._machine]
+        for local, position in enumerate(machines[self._machine]):
+            nodes = partials.spread.nodes[position]
             for node, slot in zip(nodes, partials.slots, strict=False):
                 assert slot.peers is not None
                 sources.append((node, slot.peers[local][low:high]))
-        sums: list[Callable[[], None]] = []
+        ends = across.nodes[self._machine]
         columns: list[torch.Tensor] = []
-        for node in machine_nodes[self._machine]:
-            below = [one for one in sources if node[0] <= one[0][0] and one[0][1] <= node[1]]
+        for end in ends:
+            below = sources_below(end, sources)
             if len(below) == 1:
-                columns.append(below[0][1])
-                continue
-            if len(machine_nodes[self._machine]) == 1:
+                columns.append(below[0][1])  # it is sent from where it lies
+            elif len(ends) == 1:
                 # In place: nobody else reads this rank's own column of its own slot.
-                column = partials.slots[0].mine[low:high]
+                columns.append(partials.slots[0].mine[low:high])
             else:
-                column = torch.empty(high - low, dtype=partials.result.dtype)
-            sums.append(prepare_sum(node, below, column, 1.0))
-            columns.append(column)
+                columns.append(torch.empty(high - low, dtype=partials.result.dtype))
+        add_up = prepare_sums(ends, sources, columns)
         exchange = self._across.prepare(
-            partials.spread.shards,
-            machine_nodes,
+            across.shards,
+            across.nodes,
             columns,
             [(start - low, stop - low) for start, stop in strips],
             partials.strip(self.position),
@@ -104,8 +94,7 @@ class Hierarchical:
 
         def run(what: str) -> None:
             self._inside.barrier()
-            for add_up in sums:
-                add_up()
+            add_up()
             exchange(what)
 
         return run

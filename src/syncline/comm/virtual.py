@@ -314,7 +314,7 @@ class VirtualComm:
 def _bytes_of(partials: Partials) -> int:
     """Return what the rank with most partial sums brings."""
     mine = partials.slots[0].mine
-    return mine.numel() * mine.itemsize * partials.spread.most_nodes
+    return mine.numel() * mine.itemsize * max(map(len, partials.spread.nodes))
 
 
 def _whole_sum(brought: dict[int, Partials]) -> torch.Tensor:
