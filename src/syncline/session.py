@@ -22,10 +22,10 @@ import torch
 
 from syncline.comm.alone import Alone
 from syncline.comm.base import Communicator
+from syncline.comm.context import Context
 from syncline.comm.control import Control
 from syncline.comm.hierarchical import Hierarchical
 from syncline.comm.hub import Hub
-from syncline.comm.machine import Machine
 from syncline.comm.network import Network, Transport
 from syncline.comm.rendezvous import Links, Place, local_address_towards, meet
 from syncline.comm.shared_memory import SharedMemory, is_supported
@@ -154,9 +154,10 @@ class Session:
 
     def _make_communicator(self, kind: str) -> Communicator:
         assert self.control is not None
+        context = Context(self.control, self.hub)
         if self._store is None:
             if is_supported():
-                return SharedMemory.of_machine(self._machine())
+                return SharedMemory.of_machine(context, self._links.memory)
             raise ConfigError(
                 "comm",
                 "this processor does not keep stores in order",
@@ -164,7 +165,7 @@ class Session:
                 "Use comm='network'.",
             )
         transport = self._make_transport(kind)
-        everybody = Network(transport, range(self.world.size), self.control, self.hub)
+        everybody = Network(context, transport, range(self.world.size))
         everybody.barrier()  # nobody leaves, and takes the store along, before all have met
         if self.world.num_machines == 1:
             return everybody
@@ -179,15 +180,9 @@ class Session:
                 else "it is made for x86-64",
             )
             return everybody
-        inside = SharedMemory.of_machine(self._machine())
-        column = [members[self.world.local_rank] for members in self._machines]
-        across = everybody.group_of(column)
-        assert isinstance(across, Network)
-        return Hierarchical(inside, across, everybody, self._machines)
-
-    def _machine(self) -> Machine:
-        assert self.control is not None
-        return Machine(self.control, self.hub, self._links.memory)
+        inside = SharedMemory.of_machine(context, self._links.memory)
+        everybody = Network(context, transport, range(self.world.size), tuple(self._machines))
+        return Hierarchical.of(context, inside, everybody)
 
     def _make_transport(self, kind: str) -> Transport:
         assert self.control is not None

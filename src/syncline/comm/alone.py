@@ -1,4 +1,7 @@
-"""The communicator of a world of one: every collective is a sum of one's own, or nothing."""
+"""The communicator of a group of one: every collective is a sum of one's own, or nothing.
+
+No peer is read, so memory that another communicator allocated will do as well.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,18 @@ class Alone:
     num_machines = 1
     num_channels = 1
 
-    def __init__(self, rank: int = 0) -> None:
+    def __init__(self, rank: int = 0, device: torch.device | None = None) -> None:
         self.ranks = (rank,)
+        self.machines = (self.ranks,)
+        self._device = device
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
-        mine = torch.zeros(num_elements, dtype=dtype)
-        return Memory(mine, (mine,))
+        mine = torch.zeros(num_elements, dtype=dtype, device=self._device)
+        return Memory(mine, (mine,), owner=self)
 
     def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
-        return Memory(torch.zeros(num_elements, dtype=dtype), is_common=True)
+        mine = torch.zeros(num_elements, dtype=dtype, device=self._device)
+        return Memory(mine, is_common=True, owner=self)
 
     def publish(self, partials: Partials) -> None:
         pass
@@ -59,7 +65,7 @@ class Alone:
         pass
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
-        return Alone(self.ranks[0]) if self.ranks[0] in ranks else None
+        return Alone(self.ranks[0], self._device) if self.ranks[0] in ranks else None
 
     def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
         return AloneWindow(self.ranks[0], functions)

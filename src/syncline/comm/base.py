@@ -15,7 +15,7 @@ communicator returns. Until then only the rank's own strip may be written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from syncline.comm.window import Functions, Window
 
 
+class Group(Protocol):
+    """Some ranks of the world, by position."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+
+
 @dataclass(eq=False)
 class Memory:
     """Flat memory of one rank. `peers[position]` is the peer's, where it can be reached."""
@@ -36,13 +43,15 @@ class Memory:
     mine: torch.Tensor
     peers: tuple[torch.Tensor, ...] | None = None
     is_common: bool = False
+    owner: Group | None = field(default=None, repr=False)
+    """The group that allocated it, by whose positions `peers` are."""
     origin: tuple[int, int] | None = None
     """The number of the allocation and the first element in it, where peers find it by that."""
 
     def part(self, start: int, stop: int) -> Memory:
         peers = self.peers and tuple(peer[start:stop] for peer in self.peers)
         origin = self.origin and (self.origin[0], self.origin[1] + start)
-        return Memory(self.mine[start:stop], peers, self.is_common, origin)
+        return Memory(self.mine[start:stop], peers, self.is_common, self.owner, origin)
 
 
 @dataclass(eq=False)
@@ -117,9 +126,16 @@ class Communicator(Protocol):
         """The world's ranks in this communicator, by position."""
 
     @property
+    def machines(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks by machine, machines in order.
+
+        Positions go round the machines: the first `num_machines` lie on as many machines, and so
+        on. The network counts each rank as a machine of its own, unless it is told otherwise.
+        """
+
+    @property
     def num_machines(self) -> int:
-        """On how many machines they are. Positions go round the machines, so that the first
-        `num_machines` lie on as many machines, and so on."""
+        """How many machines there are in `machines`."""
 
     @property
     def num_channels(self) -> int:
@@ -159,13 +175,32 @@ class Communicator(Protocol):
         """Make a window in which each rank may publish so many elements. Every rank calls it."""
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
-        """Return a communicator of some of the world's ranks; None where this rank is not in it.
+        """Return a communicator of some of these ranks; None where this rank is not in it.
 
-        Every rank of this communicator calls it, with the same ranks.
+        Every rank of this communicator calls it, with the same ranks: any set of them, whose order
+        does not matter. The world owns it: it lives until it is closed or the world is.
         """
 
     def close(self) -> None:
-        """Give back memory and connections. Peers are not waited for."""
+        """Give back memory and connections. Peers are not waited for.
+
+        A subgroup gives back what is its own, and the world goes on. The world closes the
+        subgroups that are still open.
+        """
+
+
+def check_owner(memories: Iterable[Memory], owner: Group) -> None:
+    """Refuse memory of another communicator, whose positions stand for other ranks.
+
+    For when an operation is prepared: nobody would notice sums of the wrong memory later.
+    """
+    for memory in memories:
+        if memory.owner is not owner:
+            found = "nobody" if memory.owner is None else f"ranks {memory.owner.ranks}"
+            raise AssertionError(
+                f"memory that {found} allocated was given to another communicator, of ranks "
+                f"{owner.ranks}: pass memory to the communicator that allocated it"
+            )
 
 
 def prepare_reach(

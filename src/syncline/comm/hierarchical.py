@@ -8,46 +8,59 @@ of a machine share the work of sending.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
 
-from syncline.comm.base import Communicator, Memory, Partials, Strips
+from syncline.comm.base import Communicator, Memory, Partials, Strips, check_owner
+from syncline.comm.context import Context
 from syncline.comm.network import Network
+from syncline.comm.shape import choose, kind_of, positions_of
 from syncline.comm.shared_memory import SharedMemory
 from syncline.comm.tree import Node, prepare_sums, sources_below
 from syncline.comm.window import Functions, Pending, Window
-from syncline.errors import CommError
+
+log = logging.getLogger("syncline")
 
 
 class Hierarchical:
-    """All ranks of a world whose machines have equally many ranks."""
+    """Ranks on machines that have equally many of them."""
 
     def __init__(
-        self,
-        inside: SharedMemory,
-        across: Network,
-        everybody: Network,
-        machines: Sequence[Sequence[int]],
+        self, context: Context, inside: SharedMemory, across: Network, everybody: Network
     ) -> None:
-        """`machines[m]` are the world's ranks on machine m, by local rank."""
+        """`inside` has this machine's ranks; `across` one of each machine, of equal number.
+
+        `everybody` has all of them. All three are closed with the communicator.
+        """
+        self._context = context
         self._inside = inside
-        self._everybody = everybody
         self._across = across
-        self.num_machines = len(machines)
-        self._local_size = len(machines[0])
-        self._machine = across.position
+        self._everybody = everybody
+        self.machines = everybody.machines
+        self.num_machines = len(self.machines)
         self.name = f"{inside.name} inside machines, {across.name} across"
-        self.size = self.num_machines * self._local_size
         # Position = strip number: the strips of a column lie side by side.
-        self.ranks = tuple(
-            machines[machine][local]
-            for local in range(self._local_size)
-            for machine in range(self.num_machines)
-        )
-        self.position = inside.position * self.num_machines + self._machine
+        self.ranks = positions_of(self.machines)
+        self.size = len(self.ranks)
+        self._machine = across.position
+        self.position = self.ranks.index(context.rank)
+        assert self.position == inside.position * self.num_machines + self._machine
         self.num_channels = across.num_channels
-        self._machines = machines
+        self._is_part = False
+        self._is_closed = False
+
+    @classmethod
+    def of(cls, context: Context, inside: SharedMemory, everybody: Network) -> Hierarchical:
+        """Make the communicator of the ranks of `everybody`, who all call it.
+
+        They lie on machines with equally many of them; `inside` has those of this machine.
+        """
+        column = tuple((machine[inside.position],) for machine in everybody.machines)
+        across = everybody.group_of(column)
+        assert isinstance(across, Network)
+        return cls(context, inside, across, everybody)
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
         return self._inside.allocate(num_elements, dtype)
@@ -61,6 +74,7 @@ class Hierarchical:
 
     def _prepare(self, partials: Partials) -> Callable[[str], None]:
         """Prepare both stages: sums of the machine's own nodes, then the exchange across."""
+        check_owner(partials.slots, self._inside)
         strips = self._strips_of_column(partials.cuts)
         low, high = strips[0][0], strips[-1][1]
         machines = [range(at, self.size, self.num_machines) for at in range(self.num_machines)]
@@ -111,6 +125,7 @@ class Hierarchical:
     def all_gather(self, strips: Strips) -> None:
         gather = strips.plans.get("all_gather")
         if gather is None:
+            check_owner([strips.memory], self._inside)
             column = self._strips_of_column(strips.cuts)
             pieces = [strips.memory.mine[start:stop] for start, stop in column]
             peers = [machine for machine in range(self.num_machines) if machine != self._machine]
@@ -154,21 +169,44 @@ class Hierarchical:
         )
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
-        """Make a communicator of ranks of one machine, or of one rank from each of several."""
-        chosen = [[rank for rank in machine if rank in ranks] for machine in self._machines]
-        touched = [machine for machine in chosen if machine]
-        if len(touched) == 1:
-            mine = chosen[self._machine]
-            return self._inside.subgroup(mine) if mine else None
-        if all(len(machine) == 1 for machine in touched):
-            return self._across.group_of([machine[0] for machine in touched])
-        raise CommError(
-            f"subgroup {sorted(ranks)}: neither inside one machine nor one rank from each machine"
-        )
+        machines = choose(self.machines, ranks)
+        kind = kind_of(machines)
+        mine = [rank for rank in self._inside.ranks if rank in ranks]
+        inside = None
+        if mine and kind in ("shared memory", "hierarchical"):
+            # Every rank of a machine calls, also those that are not wanted.
+            inside = self._inside.subgroup(mine)
+        if self._context.rank not in ranks or kind == "shared memory":
+            return inside
+        if kind != "hierarchical":
+            wanted = sorted(positions_of(machines))
+            if len(wanted) > len(machines) and self._context.rank == wanted[0]:
+                log.info(
+                    "the group of ranks %s uses the network, not shared memory: its machines have "
+                    "different numbers of its ranks (%s)",
+                    wanted,
+                    ", ".join(str(len(machine)) for machine in machines),
+                )
+            return self._everybody.group_of(machines)
+        everybody = self._everybody.group_of(machines)
+        assert isinstance(inside, SharedMemory)
+        assert isinstance(everybody, Network)
+        group = Hierarchical.of(self._context, inside, everybody)
+        group._is_part = True
+        self._context.keep(group)
+        return group
 
     def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._is_part:
+            self._context.forget(self)
+        else:
+            self._context.close_subgroups()
         self._inside.close()
         self._across.close()
+        self._everybody.close()
 
 
 class _RoutedWindow:

@@ -92,6 +92,35 @@ class Star:
             self.give(rank, files)
         return files
 
+    def connect(self, ranks: Sequence[int]) -> Star | None:
+        """Make a star of some of its ranks, the first of them leading. Every rank of it calls.
+
+        This star's leader makes the socket pairs and hands each end to its owner.
+        """
+        leader, *members = ranks
+        rank = self.control.place.rank
+        mine: dict[int, int] = {}
+        if self.leads:
+            ends: dict[int, dict[int, int]] = {one: {} for one in ranks}
+            pairs = {member: socket.socketpair() for member in members}
+            for member, (one, other) in pairs.items():
+                ends[leader][member] = one.fileno()
+                ends[member][leader] = other.fileno()
+            for to, files in ends.items():
+                if to != rank and files:
+                    self.give(to, list(files.values()))
+            mine = {to: os.dup(file) for to, file in ends.get(rank, {}).items()}
+            for one, other in pairs.values():
+                one.close()
+                other.close()
+        elif rank in ranks:
+            others = members if rank == leader else [leader]
+            mine = dict(zip(others, self.take(len(others)), strict=True))
+        if rank not in ranks:
+            return None
+        links = {to: socket.socket(fileno=file) for to, file in mine.items()}
+        return Star(self.control, links, leads=rank == leader)
+
     def close(self) -> None:
         for sock in self.links.values():
             sock.close()
@@ -108,7 +137,6 @@ class Bell:
         (self._file,) = star.share_eventfds(1)
         self.hub = hub
         hub.watch(self._file, select.EPOLLIN | select.EPOLLET)
-        star.control.on_failure(lambda failure: hub.wake())
 
     def ring(self) -> None:
         os.eventfd_write(self._file, 1)
@@ -116,45 +144,6 @@ class Bell:
     def close(self) -> None:
         self.hub.forget(self._file)
         os.close(self._file)
-
-
-class Machine:
-    """What the ranks of one machine share below any communicator: a star."""
-
-    def __init__(self, control: Control, hub: Hub, memory_links: dict[int, socket.socket]) -> None:
-        place = control.place
-        self.control = control
-        self.hub = hub
-        self.rank = place.rank
-        self.local_ranks = place.local_ranks
-        self.star = Star(control, memory_links, leads=place.local_rank == 0)
-
-    def connect(self, ranks: Sequence[int]) -> Star | None:
-        """Make a star of some ranks, the first of them leading. Every rank of the machine calls.
-
-        The machine's leader makes the socket pairs and hands each end to its owner.
-        """
-        leader, *members = ranks
-        ends: dict[int, dict[int, int]] = {rank: {} for rank in ranks}
-        if self.star.leads:
-            pairs = {member: socket.socketpair() for member in members}
-            for member, (one, other) in pairs.items():
-                ends[leader][member] = one.fileno()
-                ends[member][leader] = other.fileno()
-            for rank, files in ends.items():
-                if rank != self.rank and files:
-                    self.star.give(rank, list(files.values()))
-            mine = {to: os.dup(file) for to, file in ends.get(self.rank, {}).items()}
-            for one, other in pairs.values():
-                one.close()
-                other.close()
-        elif self.rank in ranks:
-            to = members if self.rank == leader else [leader]
-            mine = dict(zip(to, self.star.take(len(to)) if to else [], strict=True))
-        if self.rank not in ranks:
-            return None
-        links = {to: socket.socket(fileno=file) for to, file in mine.items()}
-        return Star(self.control, links, leads=self.rank == leader)
 
 
 def _refuse_what_does_not_fit(size_bytes: int) -> None:

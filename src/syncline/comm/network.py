@@ -15,10 +15,19 @@ from typing import Protocol
 import torch
 
 from syncline.comm.alone import Alone
-from syncline.comm.base import Communicator, Memory, Partials, Strips, even_cuts, small_sum
-from syncline.comm.control import Control
-from syncline.comm.hub import NUM_CHANNELS, Hub
+from syncline.comm.base import (
+    Communicator,
+    Memory,
+    Partials,
+    Strips,
+    check_owner,
+    even_cuts,
+    small_sum,
+)
+from syncline.comm.context import Context
+from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.limits import SMALL_BYTES
+from syncline.comm.shape import Machines, choose, positions_of
 from syncline.comm.tree import Node, prepare_sum
 from syncline.comm.window import Functions, Window
 
@@ -46,23 +55,33 @@ class Transport(Protocol):
     ) -> Window:
         """Make a window among ranks, which alone call this."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give back what is this transport's own; that of all ranks closes the connections."""
 
 
 class Network:
     """Collectives by messages from rank to rank."""
 
     def __init__(
-        self, transport: Transport, ranks: Sequence[int], control: Control, hub: Hub
+        self,
+        context: Context,
+        transport: Transport,
+        ranks: Sequence[int],
+        machines: Machines | None = None,
     ) -> None:
+        """`transport` is for these ranks and is closed with the communicator."""
+        self._context = context
         self._transport = transport
-        self._control = control
-        self._hub = hub
+        self._hub = context.hub
         self.name = f"network ({transport.name})"
         self.num_channels = transport.num_channels
         self.ranks = tuple(ranks)
-        self.size = self.num_machines = len(self.ranks)
-        self.position = self.ranks.index(control.place.rank)
+        self.machines = machines or tuple((rank,) for rank in self.ranks)
+        self.num_machines = len(self.machines)
+        self.size = len(self.ranks)
+        self.position = self.ranks.index(context.rank)
+        self._is_part = False
+        self._is_closed = False
         self._peers = [peer for peer in range(self.size) if peer != self.position]
         self._received = [self._empty(0, torch.uint8) for _ in range(NUM_CHANNELS)]
 
@@ -70,7 +89,7 @@ class Network:
         return torch.empty(num_elements, dtype=dtype, device=self._transport.device)
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
-        return Memory(self._empty(num_elements, dtype).zero_())
+        return Memory(self._empty(num_elements, dtype).zero_(), owner=self)
 
     def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
         return self.allocate(num_elements, dtype)
@@ -146,6 +165,7 @@ class Network:
     def _prepare_all(
         self, partials: Partials, strips: Sequence[tuple[int, int]], out: torch.Tensor
     ) -> Callable[[str], None]:
+        check_owner(partials.slots, self)
         nodes = partials.spread.nodes
         mine = [slot.mine for slot in partials.slots[: len(nodes[self.position])]]
         return self.prepare(partials.spread.shards, nodes, mine, strips, out, partials.scale)
@@ -161,6 +181,7 @@ class Network:
     def all_gather(self, strips: Strips) -> None:
         exchange = strips.plans.get("all_gather")
         if exchange is None:
+            check_owner([strips.memory], self)
             pieces = [strips.mine(position) for position in range(self.size)]
             exchange = strips.plans["all_gather"] = self.prepare_exchange(
                 [(peer, pieces[self.position]) for peer in self._peers],
@@ -192,9 +213,9 @@ class Network:
         """Deal the root's tensor out in strips, then gather them: no link carries it N times."""
         flat = tensor.detach().view(-1)
         cuts = even_cuts(flat.numel(), self.size)
-        strips = Strips(Memory(flat), cuts)
+        strips = Strips(Memory(flat, owner=self), cuts)
         if flat.numel() * flat.itemsize <= SMALL_BYTES:
-            strips = Strips(Memory(flat), (0,) * (root + 1) + (flat.numel(),) * (self.size - root))
+            strips.cuts = (0,) * (root + 1) + (flat.numel(),) * (self.size - root)
         elif self.position == root:
             self.exchange([(peer, strips.mine(peer)) for peer in self._peers], [], "broadcast")
         else:
@@ -208,16 +229,26 @@ class Network:
         return self._transport.window(self.ranks, num_elements, dtype, functions)
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
-        return self.group_of([rank for rank in self.ranks if rank in ranks])
-
-    def group_of(self, ranks: Sequence[int]) -> Communicator | None:
-        """Make a communicator of any ranks of the world; only they need to call."""
-        mine = self._control.place.rank
-        if mine not in ranks:
+        if self._context.rank not in ranks:
             return None
+        return self.group_of(choose(self.machines, ranks))
+
+    def group_of(self, machines: Machines) -> Network | Alone:
+        """Make a communicator of these ranks, which alone need to call."""
+        ranks = positions_of(machines)
         if len(ranks) == 1:
-            return Alone(mine)
-        return Network(self._transport.part(ranks), ranks, self._control, self._hub)
+            return Alone(ranks[0])
+        group = Network(self._context, self._transport.part(ranks), ranks, machines)
+        group._is_part = True
+        self._context.keep(group)
+        return group
 
     def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._is_part:
+            self._context.forget(self)
+        else:
+            self._context.close_subgroups()
         self._transport.close()

@@ -27,16 +27,25 @@ class ProcessGroup:
 
     num_channels = 1
 
-    def __init__(self, group: dist.ProcessGroup, control: Control, device: torch.device) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        control: Control,
+        device: torch.device,
+        *,
+        is_part: bool = False,
+    ) -> None:
+        """`group` is somebody else's to destroy, unless it is a part made here."""
         self.name: str = dist.get_backend(group)
         self.device = device
         self._group = group
         self._control = control
+        self._is_part = is_part
 
     def part(self, ranks: Sequence[int]) -> Transport:
         timeout = datetime.timedelta(seconds=self._control.hung_s)
         group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
-        return ProcessGroup(group, self._control, self.device)
+        return ProcessGroup(group, self._control, self.device, is_part=True)
 
     def prepare(
         self, sends: Sequence[Message], receives: Sequence[Message]
@@ -79,4 +88,5 @@ class ProcessGroup:
         )
 
     def close(self) -> None:
-        pass
+        if self._is_part:
+            dist.destroy_process_group(self._group)

@@ -11,6 +11,7 @@ guarantees; `is_supported` says no elsewhere.
 from __future__ import annotations
 
 import platform
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -18,11 +19,12 @@ from collections.abc import Sequence
 import torch
 
 from syncline.comm.alone import Alone
-from syncline.comm.base import Communicator, Memory, Partials, Strips, prepare_reach
+from syncline.comm.base import Communicator, Memory, Partials, Strips, check_owner, prepare_reach
+from syncline.comm.context import Context
 from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.limits import SCRATCH_BYTES
-from syncline.comm.machine import Bell, Machine, Star, as_tensor, round_up
-from syncline.comm.shared_window import PostOffice, SharedWindow
+from syncline.comm.machine import Bell, Star, as_tensor, round_up
+from syncline.comm.shared_window import SharedCalls, SharedWindow
 from syncline.comm.window import Functions, Window
 
 _LINE_BYTES = 64
@@ -40,15 +42,17 @@ class SharedMemory:
     num_machines = 1
     num_channels = 1  # a meeting takes microseconds: there is nothing to fill
 
-    def __init__(self, machine: Machine, ranks: Sequence[int], star: Star) -> None:
-        self._machine = machine
-        self.control = machine.control
+    def __init__(self, context: Context, ranks: Sequence[int], star: Star) -> None:
+        """`star` connects these ranks and nobody else; it is closed with the communicator."""
+        self._context = context
+        self.control = context.control
+        self.hub = context.hub
         self.star = star
         self.ranks = tuple(ranks)
+        self.machines = (self.ranks,)
         self.size = len(self.ranks)
-        self.position = self.ranks.index(machine.rank)
-        self.hub = machine.hub
-        self._bell = Bell(star, machine.hub)
+        self.position = self.ranks.index(context.rank)
+        self._bell = Bell(star, context.hub)
         # One cache line per rank, so that ranks do not fight over lines: a count for each channel.
         board = memoryview(star.segment(self.size * _LINE_BYTES))[: self.size * _LINE_BYTES]
         words = board.cast("q")
@@ -58,12 +62,16 @@ class SharedMemory:
         self._scratch: Memory | None = None
         self.allocations: list[tuple[torch.Tensor, ...]] = []
         """Everybody's memory of each `allocate`, by which a call's values are found."""
-        self._office: PostOffice | None = None
+        self._calls: SharedCalls | None = None
+        self._is_part = False
+        self._is_closed = False
 
     @classmethod
-    def of_machine(cls, machine: Machine) -> SharedMemory:
+    def of_machine(cls, context: Context, memory_links: dict[int, socket.socket]) -> SharedMemory:
         """Make the communicator of all ranks of a machine. Every rank calls it."""
-        return cls(machine, machine.local_ranks, machine.star)
+        place = context.control.place
+        star = Star(context.control, memory_links, leads=place.local_rank == 0)
+        return cls(context, place.local_ranks, star)
 
     def _rendezvous(self, what: str) -> None:
         """Wait until every rank has come as far as this one; the last to come wakes the others."""
@@ -94,11 +102,12 @@ class SharedMemory:
             for position in range(self.size)
         )
         self.allocations.append(views)
-        return Memory(views[self.position], views, origin=(len(self.allocations) - 1, 0))
+        origin = (len(self.allocations) - 1, 0)
+        return Memory(views[self.position], views, owner=self, origin=origin)
 
     def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
         segment = self.star.segment(num_elements * dtype.itemsize)
-        return Memory(as_tensor(segment, 0, num_elements, dtype), is_common=True)
+        return Memory(as_tensor(segment, 0, num_elements, dtype), is_common=True, owner=self)
 
     def publish(self, partials: Partials) -> None:
         partials.told_by = self._counts[self.hub.channel] + 1
@@ -106,6 +115,7 @@ class SharedMemory:
     def reduce_scatter(self, partials: Partials) -> None:
         add_up = partials.plans.get("reduce_scatter")
         if add_up is None:
+            check_owner(partials.slots, self)
             out = partials.strip(self.position)
             start, stop = partials.cuts[self.position : self.position + 2]
             add_up = prepare_reach(partials, start, stop, out)
@@ -123,6 +133,7 @@ class SharedMemory:
 
     def _copies(self, strips: Strips) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the strips that this rank copies: where to, and from whose memory."""
+        check_owner([strips.memory], self)
         if strips.memory.is_common:
             return []
         assert strips.memory.peers is not None
@@ -140,6 +151,7 @@ class SharedMemory:
             return
         add_up = partials.plans.get("all_reduce")
         if add_up is None:
+            check_owner(partials.slots, self)
             result = partials.result
             add_up = prepare_reach(partials, 0, result.numel(), result)
             partials.plans["all_reduce"] = add_up
@@ -177,21 +189,36 @@ class SharedMemory:
         return SharedWindow(self, num_elements, dtype, functions)
 
     @property
-    def office(self) -> PostOffice:
+    def calls(self) -> SharedCalls:
         """What windows share. The first window makes it, on every rank."""
-        if self._office is None:
-            self._office = PostOffice(self)
-        return self._office
+        if self._calls is None:
+            self._calls = SharedCalls(self)
+        return self._calls
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
         wanted = [rank for rank in self.ranks if rank in ranks]
-        if len(wanted) == 1:
-            return Alone(wanted[0]) if wanted[0] == self._machine.rank else None
-        star = self._machine.connect(wanted)
-        return None if star is None else SharedMemory(self._machine, wanted, star)
+        if len(wanted) <= 1:
+            return Alone(self._context.rank) if self._context.rank in wanted else None
+        star = self.star.connect(wanted)
+        if star is None:
+            return None
+        group = SharedMemory(self._context, wanted, star)
+        group._is_part = True
+        self._context.keep(group)
+        return group
 
     def close(self) -> None:
-        if self._office is not None:
-            self._office.close()
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._is_part:
+            self._context.forget(self)
+        else:
+            self._context.close_subgroups()
+        if self._calls is not None:
+            self._calls.close()
         self._bell.close()
         self.star.close()
+        # A segment goes when nothing refers to it any more; the tensors of others stay valid.
+        self._calls, self._scratch, self._columns = None, None, []
+        self.allocations.clear()

@@ -40,7 +40,7 @@ _NOTHING = (-1, 0, 0)
 _READ_S = 0.1
 
 
-class PostOffice:
+class SharedCalls:
     """Cells and doorbells between all ranks of a communicator, for all its windows."""
 
     def __init__(self, comm: SharedMemory) -> None:
@@ -58,7 +58,6 @@ class PostOffice:
         self.windows: list[SharedWindow] = []
         self.fence = threading.Lock()
         comm.hub.watch(self._bells[self._position], select.EPOLLIN | select.EPOLLET, self._serve)
-        comm.control.on_gone(lambda rank: comm.hub.wake())
 
     def close(self) -> None:
         self._comm.hub.forget(self._bells[self._position])
@@ -91,7 +90,7 @@ class PostOffice:
         words[cell + _FUNCTION] = function
         words[cell + _NOTE_BYTES] = len(note)
         for place, memory in ((_VALUES, values), (_OUT, out)):
-            for word, value in zip(range(12)[place], _where(memory), strict=True):
+            for word, value in zip(range(12)[place], self._where(memory), strict=True):
                 words[cell + word] = value
         start = cell * 8 + _NOTE_AT
         self._bytes[start : start + len(note)] = note
@@ -99,6 +98,15 @@ class PostOffice:
         self._ring(owner)
         posted = self._in_cell[cell] = _Posted(self, owner, cell, number)
         return posted
+
+    def _where(self, memory: Memory | None) -> tuple[int, int, int]:
+        """Return by what the owner of a function finds memory of this rank."""
+        if memory is None:
+            return _NOTHING
+        if memory.origin is None or memory.owner is not self._comm:
+            raise CommError("a call's values must lie in memory of the window's communicator")
+        number, start = memory.origin
+        return number, start, start + memory.mine.numel()
 
     def _ring(self, position: int) -> None:
         with self.fence:  # taking a lock is a full memory barrier
@@ -139,21 +147,21 @@ class PostOffice:
 class _Posted:
     """A call that has been put into a cell."""
 
-    def __init__(self, office: PostOffice, owner: int, cell: int, number: int) -> None:
-        self._office = office
+    def __init__(self, calls: SharedCalls, owner: int, cell: int, number: int) -> None:
+        self._calls = calls
         self._owner = owner
         self._cell = cell
         self._number = number
         self._result: int | None = None
 
     def is_over(self) -> bool:
-        words = self._office.words
+        words = self._calls.words
         if self._result is None and words[self._cell + _ANSWERED] == self._number:
             self._result = words[self._cell + _RESULT]
         return self._result is not None
 
     def wait(self) -> int:
-        self._office.wait(self._owner, self.is_over)
+        self._calls.wait(self._owner, self.is_over)
         assert self._result is not None
         return self._result
 
@@ -165,23 +173,14 @@ class _Posted:
         pass
 
 
-def _where(memory: Memory | None) -> tuple[int, int, int]:
-    if memory is None:
-        return _NOTHING
-    if memory.origin is None:
-        raise CommError("a call's values must lie in memory of the communicator")
-    number, start = memory.origin
-    return number, start, start + memory.mine.numel()
-
-
 class SharedWindow(ServedWindow):
     """One rank's end of a window in shared memory."""
 
     def __init__(
         self, comm: SharedMemory, num_elements: int, dtype: torch.dtype, functions: Functions
     ) -> None:
-        super().__init__(comm.ranks, comm.office.patience, functions)
-        self._office = comm.office
+        super().__init__(comm.ranks, comm.calls.patience, functions)
+        self._calls = comm.calls
         self._size = comm.size
         nothing = torch.empty(0, dtype=dtype)
         empty = Memory(nothing, (nothing,) * self._size)
@@ -193,8 +192,8 @@ class SharedWindow(ServedWindow):
         self._row = 1 + self._size
         self._board = memoryview(comm.star.segment(8 * self._size * self._row)).cast("q")
         self._is_blocked = False
-        self._number = len(self._office.windows)
-        self._office.windows.append(self)
+        self._number = len(self._calls.windows)
+        self._calls.windows.append(self)
 
     def publish(self, values: torch.Tensor) -> bool:
         at = self._position * self._row
@@ -213,7 +212,7 @@ class SharedWindow(ServedWindow):
         return True
 
     def _readers(self, at: int) -> set[int]:
-        with self._office.fence:
+        with self._calls.fence:
             pass
         gone = self.gone()
         marks = enumerate(self._board[at + 1 : at + self._row].tolist())
@@ -236,7 +235,7 @@ class SharedWindow(ServedWindow):
         while True:
             version = self._board[at]
             self._board[mark] = 1 + version % 2
-            with self._office.fence:
+            with self._calls.fence:
                 pass
             # Still the latest: then whoever writes it next finds the mark.
             if self._board[at] == version:
@@ -251,7 +250,7 @@ class SharedWindow(ServedWindow):
     def _send(
         self, position: int, function: int, values: Memory | None, out: Memory | None, note: bytes
     ) -> Pending:
-        return self._office.post(self._number, position, function, values, out, note)
+        return self._calls.post(self._number, position, function, values, out, note)
 
 
 class _Reading:

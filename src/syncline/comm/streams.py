@@ -187,6 +187,8 @@ class _Peer:
         self._early: dict[Conversation, deque[bytearray]] = defaultdict(deque)
         self._spares = _Spares()
         self._listeners: dict[Conversation, Listener] = {}
+        self._forgotten: set[int] = set()
+        """Groups that are closed here, of which messages may still come."""
         self._incoming: dict[Conversation, _Incoming] = {}
         self._header = bytearray(_HEADER.size)
         self._target = memoryview(self._header)
@@ -385,7 +387,9 @@ class _Peer:
     def _keep_early(self, conversation: Conversation, message: bytearray) -> None:
         listener = self._listeners.get(conversation)
         posted = self._posted[conversation]
-        if listener is not None:
+        if conversation[0] in self._forgotten:
+            self._spares.give(message)
+        elif listener is not None:
             self._hear(listener, message)
         elif posted:
             # Its receive was posted while it arrived.
@@ -393,10 +397,44 @@ class _Peer:
         else:
             self._early[conversation].append(message)
 
+    def forget(self, group: int) -> None:
+        """Drop what has come for a group, or will come: it is closed here."""
+        self._forgotten.add(group)
+        tables: list[dict[Conversation, Any]] = [self._posted, self._early, self._listeners]
+        for table in tables:
+            for conversation in [one for one in table if one[0] == group]:
+                del table[conversation]
+
     def close(self) -> None:
         if self.failure is None:
             self._hub.forget(self._sock.fileno())
         self._sock.close()
+
+
+class GroupNumbers:
+    """Numbers by which ranks tell the conversations of one group from those of another.
+
+    The ranks of a group find the same number without a word: from who they are, and how many
+    groups they have made of just these ranks. Numbers are hashes, so two groups might get the
+    same; whoever is in both notices.
+    """
+
+    def __init__(self) -> None:
+        self._num_made: dict[tuple[int, ...], int] = defaultdict(int)
+        self._names: dict[int, object] = {0: "all ranks"}
+
+    def take(self, ranks: Sequence[int]) -> int:
+        members = tuple(sorted(ranks))
+        self._num_made[members] += 1
+        name = (members, self._num_made[members])
+        number = zlib.crc32(repr(name).encode())
+        if number in self._names:
+            raise CommError(
+                f"the groups {name} and {self._names[number]} have the same number {number}. "
+                "Make one of them twice, and close the first."
+            )
+        self._names[number] = name
+        return number
 
 
 class Streams:
@@ -411,20 +449,24 @@ class Streams:
         control: Control,
         hub: Hub,
         peers: dict[int, _Peer],
-        ranks: Sequence[int] = (),
+        numbers: GroupNumbers | None = None,
+        group: int = 0,
     ) -> None:
+        """`numbers` are for parts to share; without, this is the world's, number 0."""
         self._control = control
         self._hub = hub
         self._peers = peers
-        self._group = zlib.crc32(repr(sorted(ranks)).encode())
-        self._num_parts: dict[tuple[int, ...], int] = defaultdict(int)
+        self._group = group
+        self._is_part = numbers is not None
+        self._numbers = numbers or GroupNumbers()
+        self._windows: list[Streams] = []
+        """What windows among these ranks use."""
 
     def part(self, ranks: Sequence[int]) -> Streams:
         """Return the same connections for conversations of some of the ranks."""
-        members = tuple(sorted(ranks))
-        self._num_parts[members] += 1
-        name = [*members, self._num_parts[members]]
-        return Streams(self._control, self._hub, self._peers, name)
+        peers = {rank: self._peers[rank] for rank in ranks if rank in self._peers}
+        group = self._numbers.take(ranks)
+        return Streams(self._control, self._hub, peers, self._numbers, group)
 
     def prepare(
         self, sends: Sequence[Message], receives: Sequence[Message]
@@ -438,7 +480,9 @@ class Streams:
         self, ranks: tuple[int, ...], num_elements: int, dtype: torch.dtype, functions: Functions
     ) -> Window:
         """Make a window among ranks, with conversations of its own."""
-        everybody = (self.part(ranks), ranks, self._control, self._hub)
+        part = self.part(ranks)
+        self._windows.append(part)
+        everybody = (part, ranks, self._control, self._hub)
         return NetworkWindow(*everybody, num_elements, dtype, functions)
 
     # Messages that nobody waits for, at one urgency, so that they keep their order.
@@ -520,8 +564,13 @@ class Streams:
                 )
 
     def close(self) -> None:
+        for window in self._windows:
+            window.close()
         for peer in self._peers.values():
-            peer.close()
+            if self._is_part:
+                peer.forget(self._group)
+            else:
+                peer.close()
 
 
 def connect_streams(
@@ -536,7 +585,6 @@ def connect_streams(
             sockets[rank] = connect_to(*where, place, "data", rank, timeout_s)
         higher = {(rank, "data") for rank in range(place.rank + 1, place.size)}
         sockets |= {rank: sock for (rank, _), sock in accept_all(listener, place, higher).items()}
-    control.on_failure(lambda failure: hub.wake())
     # With more peers less comes from each in a millisecond: wait for reads that are worth a call,
     # and send pieces that are worth one.
     crowd = max(1.0, len(sockets) / 3)

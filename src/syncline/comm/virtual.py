@@ -17,7 +17,9 @@ from typing import Any
 import torch
 
 from syncline.cluster import Cluster
-from syncline.comm.base import Communicator, Memory, Partials, Strips, prepare_reach
+from syncline.comm.alone import Alone
+from syncline.comm.base import Communicator, Memory, Partials, Strips, check_owner, prepare_reach
+from syncline.comm.shape import Machines, by_machine, choose, kind_of, positions_of
 from syncline.comm.virtual_window import Asked, VirtualWindow
 from syncline.comm.window import Functions, Window
 from syncline.errors import CommError
@@ -71,10 +73,8 @@ class VirtualWorld:
         self.cuts: dict[tuple[tuple[int, ...], int, int], tuple[int, ...]] = {}
         """Where a group cuts a bucket into strips: worked out by the first rank that asks."""
         self._plans: dict[tuple[str, int, int, int], tuple[Phase, ...]] = {}
-        # Positions go round the machines, as in the real communicator of several machines.
-        each, machines = cluster.ranks_per_machine, cluster.machines
-        order = [machine * each + local for local in range(each) for machine in range(machines)]
-        self._everybody = Group(self, order)
+        machines = by_machine(range(cluster.ranks), cluster.ranks_per_machine)
+        self._everybody = VirtualGroup(self, machines)
 
     def machine_of(self, rank: int) -> int:
         return rank // self.cluster.ranks_per_machine
@@ -83,7 +83,9 @@ class VirtualWorld:
         """Return the communicator of all ranks, as one of them holds it."""
         return VirtualComm(self._everybody, self.endpoints[rank])
 
-    def charge(self, group: Group, what: str, size_bytes: int, done: Callable[[], None]) -> None:
+    def charge(
+        self, group: VirtualGroup, what: str, size_bytes: int, done: Callable[[], None]
+    ) -> None:
         """Let the time of a collective pass, then call back."""
         key = (what, size_bytes, group.num_machines, group.ranks_per_machine)
         phases = self._plans.get(key)
@@ -127,7 +129,7 @@ class VirtualWorld:
         for other in self.endpoints:
             other.look_up(self.clock)
 
-    def _pay(self, group: Group, phases: list[Phase], done: Callable[[], None]) -> None:
+    def _pay(self, group: VirtualGroup, phases: list[Phase], done: Callable[[], None]) -> None:
         if not phases:
             done()
             return
@@ -152,23 +154,23 @@ class _Meeting:
     began_after: TaskId | None = None
 
 
-class Group:
+class VirtualGroup:
     """Some ranks that hold collectives together."""
 
-    def __init__(self, world: VirtualWorld, ranks: Sequence[int]) -> None:
+    def __init__(self, world: VirtualWorld, machines: Machines) -> None:
         self.world = world
-        self.ranks = tuple(ranks)
+        self.machines = machines
+        self.ranks = positions_of(machines)
         self.size = len(self.ranks)
-        machines = Counter(world.machine_of(rank) for rank in self.ranks)
         self.num_machines = len(machines)
-        self.ranks_per_machine = max(machines.values())
+        self.ranks_per_machine = max(map(len, machines))
         self.inside_ports: list[Port] = [("inside", rank) for rank in self.ranks]
         self.across_ports: list[Port] = [
-            (way, machine) for machine in sorted(machines) for way in ("out", "in")
+            (way, world.machine_of(machine[0])) for machine in machines for way in ("out", "in")
         ]
         self.meetings: dict[int, _Meeting] = {}
         self.allocations: list[tuple[torch.Tensor, ...]] = []
-        self.parts: dict[tuple[tuple[int, ...], int], Group] = {}
+        self.parts: dict[tuple[Machines, int], VirtualGroup] = {}
         self.windows: dict[tuple[int, int], VirtualWindow] = {}
         """Each rank's end of each window, by the window's number and the rank."""
 
@@ -199,38 +201,41 @@ class VirtualComm:
     name = "virtual"
     num_channels = 1
 
-    def __init__(self, group: Group, me: Endpoint) -> None:
+    def __init__(self, group: VirtualGroup, me: Endpoint) -> None:
         self._group = group
         self._world = group.world
         self.endpoint = me
         self.ranks = group.ranks
         self.size = group.size
+        self.machines = group.machines
         self.num_machines = group.num_machines
         self.position = group.ranks.index(me.rank)
         self._num_met = 0
         self._num_allocated = 0
         self._num_windows = 0
-        self._num_parts: Counter[tuple[int, ...]] = Counter()
+        self._num_parts: Counter[Machines] = Counter()
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
         everybody = self._group.allocate(self._num_allocated, num_elements, dtype)
         self._num_allocated += 1
         if len(everybody) == 1:
-            return Memory(everybody[0], everybody * self.size)
-        return Memory(everybody[self.position], everybody)
+            return Memory(everybody[0], everybody * self.size, owner=self._group)
+        return Memory(everybody[self.position], everybody, owner=self._group)
 
     def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
         memory = self._group.share(self._num_allocated, num_elements, dtype)
         self._num_allocated += 1
-        return Memory(memory, is_common=True)
+        return Memory(memory, is_common=True, owner=self._group)
 
     def publish(self, partials: Partials) -> None:
         pass
 
     def reduce_scatter(self, partials: Partials) -> None:
+        check_owner(partials.slots, self._group)
         self._meet("reduce_scatter", _bytes_of(partials), partials, _spread_sum)
 
     def all_gather(self, strips: Strips) -> None:
+        check_owner([strips.memory], self._group)
         size_bytes = strips.memory.mine.numel() * strips.memory.mine.itemsize
         self._meet("all_gather", size_bytes, strips, _gather)
 
@@ -261,14 +266,16 @@ class VirtualComm:
         return VirtualWindow(self._group, self.endpoint, number, functions)
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
-        members = tuple(rank for rank in self.ranks if rank in ranks)
-        self._num_parts[members] += 1
-        if self.endpoint.rank not in members:
+        machines = choose(self.machines, ranks)
+        self._num_parts[machines] += 1
+        if self.endpoint.rank not in ranks:
             return None
-        key = (members, self._num_parts[members])
+        if kind_of(machines) == "alone":
+            return Alone(self.endpoint.rank, self._world.device)
+        key = (machines, self._num_parts[machines])
         group = self._group.parts.get(key)
         if group is None:
-            group = self._group.parts[key] = Group(self._world, members)
+            group = self._group.parts[key] = VirtualGroup(self._world, machines)
         return VirtualComm(group, self.endpoint)
 
     def close(self) -> None:

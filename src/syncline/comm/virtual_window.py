@@ -17,7 +17,7 @@ from syncline.errors import PeerGone
 from syncline.virtual.clock import Signal
 
 if TYPE_CHECKING:
-    from syncline.comm.virtual import Endpoint, Group
+    from syncline.comm.virtual import Endpoint, VirtualGroup
 
 
 @dataclass(eq=False)
@@ -51,7 +51,9 @@ class Asked:
 class VirtualWindow:
     """One virtual rank's end of a window."""
 
-    def __init__(self, group: Group, me: Endpoint, number: int, functions: Functions) -> None:
+    def __init__(
+        self, group: VirtualGroup, me: Endpoint, number: int, functions: Functions
+    ) -> None:
         self._group = group
         self._world = group.world
         self._me = me

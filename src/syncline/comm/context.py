@@ -1,0 +1,30 @@
+"""What all communicators of one rank share: its hub, its control connections, open subgroups."""
+
+from __future__ import annotations
+
+from syncline.comm.base import Communicator
+from syncline.comm.control import Control
+from syncline.comm.hub import Hub
+
+
+class Context:
+    """Made once for the world's communicator, and handed to every subgroup of it."""
+
+    def __init__(self, control: Control, hub: Hub) -> None:
+        self.control = control
+        self.hub = hub
+        self.rank = control.place.rank
+        self._subgroups: dict[int, Communicator] = {}
+        control.on_failure(lambda failure: hub.wake())
+        control.on_gone(lambda rank: hub.wake())
+
+    def keep(self, subgroup: Communicator) -> None:
+        """Note an open subgroup: the world closes it, if nobody does so before."""
+        self._subgroups[id(subgroup)] = subgroup
+
+    def forget(self, subgroup: Communicator) -> None:
+        self._subgroups.pop(id(subgroup), None)
+
+    def close_subgroups(self) -> None:
+        for subgroup in reversed(list(self._subgroups.values())):
+            subgroup.close()
