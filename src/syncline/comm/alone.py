@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from syncline.comm.base import Communicator, Memory, Partials, Strips
+from syncline.comm.traffic import Traffic
 from syncline.comm.tree import prepare_sum
 from syncline.comm.window import AloneWindow, Functions, Window
 
@@ -23,10 +24,24 @@ class Alone:
     num_machines = 1
     num_channels = 1
 
-    def __init__(self, rank: int = 0, device: torch.device | None = None) -> None:
+    def __init__(
+        self, rank: int = 0, traffic: Traffic | None = None, device: torch.device | None = None
+    ) -> None:
+        self.traffic = traffic or Traffic()
         self.ranks = (rank,)
         self.machines = (self.ranks,)
         self._device = device
+
+    @classmethod
+    def of(
+        cls,
+        rank: int,
+        wanted: Sequence[int],
+        traffic: Traffic,
+        device: torch.device | None = None,
+    ) -> Alone | None:
+        """Return the communicator of a rank alone, if it is wanted."""
+        return cls(rank, traffic, device) if rank in wanted else None
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
         mine = torch.zeros(num_elements, dtype=dtype, device=self._device)
@@ -64,8 +79,11 @@ class Alone:
     def barrier(self) -> None:
         pass
 
+    def end_lending(self) -> None:
+        pass
+
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
-        return Alone(self.ranks[0], self._device) if self.ranks[0] in ranks else None
+        return Alone.of(self.ranks[0], ranks, self.traffic, self._device)
 
     def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
         return AloneWindow(self.ranks[0], functions)

@@ -8,7 +8,7 @@ handed out:
 - `allocate_common` gives one memory to all ranks of a machine.
 
 What a rank passes to a collective is *lent*: peers may read it until a later collective of the same
-communicator returns. Until then only the rank's own strip may be written.
+communicator returns, or `end_lending`. Until then only the rank's own strip may be written.
 
 `position` is the rank's place in this communicator, and the number of the strip that it owns.
 """
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from syncline.comm.limits import SMALL_BYTES
+from syncline.comm.traffic import Traffic
 from syncline.comm.tree import Spread, prepare_sum
 
 if TYPE_CHECKING:
@@ -138,6 +139,10 @@ class Communicator(Protocol):
         """How many machines there are in `machines`."""
 
     @property
+    def traffic(self) -> Traffic:
+        """How many bytes this rank has handed to its peers, in all communicators of the world."""
+
+    @property
     def num_channels(self) -> int:
         """How many hooks it pays to have under way at once."""
 
@@ -170,6 +175,15 @@ class Communicator(Protocol):
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
+
+    def end_lending(self) -> None:
+        """Return when no peer reads memory any more that this rank has lent on this channel.
+
+        Every rank calls it, on a channel whose last collective closes nothing: after a
+        `reduce_scatter` or `all_reduce` peers may still read the slots, after an `all_gather` of
+        private memory the strip. It costs a meeting where peers read memory in place, and nothing
+        where they are sent copies.
+        """
 
     def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
         """Make a window in which each rank may publish so many elements. Every rank calls it."""

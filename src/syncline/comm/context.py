@@ -1,10 +1,16 @@
-"""What all communicators of one rank share: its hub, its control connections, open subgroups."""
+"""What all communicators of one rank share: hub, control connections, traffic, open subgroups."""
 
 from __future__ import annotations
 
-from syncline.comm.base import Communicator
+from typing import Protocol
+
 from syncline.comm.control import Control
 from syncline.comm.hub import Hub
+from syncline.comm.traffic import Traffic
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
 
 
 class Context:
@@ -14,15 +20,16 @@ class Context:
         self.control = control
         self.hub = hub
         self.rank = control.place.rank
-        self._subgroups: dict[int, Communicator] = {}
+        self.traffic = Traffic()
+        self._subgroups: dict[int, Closable] = {}
         control.on_failure(lambda failure: hub.wake())
         control.on_gone(lambda rank: hub.wake())
 
-    def keep(self, subgroup: Communicator) -> None:
+    def keep(self, subgroup: Closable) -> None:
         """Note an open subgroup: the world closes it, if nobody does so before."""
         self._subgroups[id(subgroup)] = subgroup
 
-    def forget(self, subgroup: Communicator) -> None:
+    def forget(self, subgroup: Closable) -> None:
         self._subgroups.pop(id(subgroup), None)
 
     def close_subgroups(self) -> None:

@@ -16,15 +16,17 @@ import torch
 from syncline.comm.base import Communicator, Memory, Partials, Strips, check_owner
 from syncline.comm.context import Context
 from syncline.comm.network import Network
-from syncline.comm.shape import choose, kind_of, positions_of
+from syncline.comm.real import Plan, RealCommunicator, one_after_the_other
+from syncline.comm.shape import choose, kind_of, positions_of, shape_of
 from syncline.comm.shared_memory import SharedMemory
 from syncline.comm.tree import Node, prepare_sums, sources_below
+from syncline.comm.volume import Work, sent_bytes, stages, work_of_partials
 from syncline.comm.window import Functions, Pending, Window
 
 log = logging.getLogger("syncline")
 
 
-class Hierarchical:
+class Hierarchical(RealCommunicator):
     """Ranks on machines that have equally many of them."""
 
     def __init__(
@@ -34,7 +36,7 @@ class Hierarchical:
 
         `everybody` has all of them. All three are closed with the communicator.
         """
-        self._context = context
+        super().__init__(context)
         self._inside = inside
         self._across = across
         self._everybody = everybody
@@ -48,8 +50,7 @@ class Hierarchical:
         self.position = self.ranks.index(context.rank)
         assert self.position == inside.position * self.num_machines + self._machine
         self.num_channels = across.num_channels
-        self._is_part = False
-        self._is_closed = False
+        self._shape = shape_of(self.machines)
 
     @classmethod
     def of(cls, context: Context, inside: SharedMemory, everybody: Network) -> Hierarchical:
@@ -72,7 +73,7 @@ class Hierarchical:
         first = self._inside.position * self.num_machines
         return [(cuts[first + at], cuts[first + at + 1]) for at in range(self.num_machines)]
 
-    def _prepare(self, partials: Partials) -> Callable[[str], None]:
+    def plan_reduce_scatter(self, partials: Partials) -> Plan:
         """Prepare both stages: sums of the machine's own nodes, then the exchange across."""
         check_owner(partials.slots, self._inside)
         strips = self._strips_of_column(partials.cuts)
@@ -107,57 +108,64 @@ class Hierarchical:
         )
 
         def run(what: str) -> None:
-            self._inside.barrier()
+            self._inside.meet(what)
             add_up()
-            exchange(what)
+            exchange.run(what)
 
-        return run
+        work = work_of_partials(partials, self._shape)
+        read_bytes = self._read_bytes("reduce_scatter", work)
+        return Plan(run, read_bytes + exchange.num_bytes)
+
+    def _read_bytes(self, what: str, work: Work) -> int:
+        """Return how much of this rank's memory its peers on the machine read."""
+        return sent_bytes(stages(what, self._shape, work), self.position, "inside")
 
     def publish(self, partials: Partials) -> None:
         pass
 
-    def reduce_scatter(self, partials: Partials) -> None:
-        add_up = partials.plans.get("reduce_scatter")
-        if add_up is None:
-            add_up = partials.plans["reduce_scatter"] = self._prepare(partials)
-        add_up("reduce_scatter")
+    def plan_all_gather(self, strips: Strips) -> Plan:
+        check_owner([strips.memory], self._inside)
+        column = self._strips_of_column(strips.cuts)
+        pieces = [strips.memory.mine[start:stop] for start, stop in column]
+        peers = [machine for machine in range(self.num_machines) if machine != self._machine]
+        exchange = self._across.prepare_exchange(
+            [(peer, pieces[self._machine]) for peer in peers],
+            [(peer, pieces[peer]) for peer in peers],
+        )
+        columns = Strips(strips.memory, strips.cuts[:: self.num_machines])
+        return one_after_the_other(exchange, self._inside.plan_all_gather(columns))
 
-    def all_gather(self, strips: Strips) -> None:
-        gather = strips.plans.get("all_gather")
-        if gather is None:
-            check_owner([strips.memory], self._inside)
-            column = self._strips_of_column(strips.cuts)
-            pieces = [strips.memory.mine[start:stop] for start, stop in column]
-            peers = [machine for machine in range(self.num_machines) if machine != self._machine]
-            exchange = self._across.prepare_exchange(
-                [(peer, pieces[self._machine]) for peer in peers],
-                [(peer, pieces[peer]) for peer in peers],
-            )
-            columns = Strips(strips.memory, strips.cuts[:: self.num_machines])
-            gather = strips.plans["all_gather"] = exchange, columns
-        exchange, columns = gather
-        exchange("all_gather")
-        self._inside.all_gather(columns)
+    def plan_all_reduce(self, partials: Partials) -> Plan:
+        gather = self.plan_all_gather(partials.gathered)
+        both = one_after_the_other(self.plan_reduce_scatter(partials), gather)
+        if not partials.is_small:
+            return both
 
-    def all_reduce(self, partials: Partials) -> None:
-        self.reduce_scatter(partials)
-        self.all_gather(partials.gathered)
-        if partials.is_small:
+        def run(what: str) -> None:
+            both.run(what)
             partials.result.copy_(partials.slots[0].mine)
 
-    def reduce(self, partials: Partials, root: int) -> None:
-        self.all_reduce(partials)
+        return Plan(run, both.num_bytes)
 
-    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+    def plan_reduce(self, partials: Partials, root: int) -> Plan:
+        """Give the sum to all: no rank of a machine has all of it by itself."""
+        gather = self.plan_all_gather(partials.gathered)
+        return one_after_the_other(self.plan_reduce_scatter(partials), gather)
+
+    def copy_from(self, tensor: torch.Tensor, root: int) -> int:
         local, machine = divmod(root, self.num_machines)
+        num_bytes = 0
         if self._inside.position == local:
-            self._across.broadcast(tensor, machine)
-        self._inside.broadcast(tensor, local)
+            num_bytes = self._across.copy_from(tensor, machine)
+        return num_bytes + self._inside.copy_from(tensor, local)
 
-    def barrier(self) -> None:
-        self._inside.barrier()
-        self._across.barrier()
-        self._inside.barrier()
+    def meet(self, what: str) -> None:
+        self._inside.meet(what)
+        self._across.meet(what)
+        self._inside.meet(what)
+
+    def end_lending(self) -> None:
+        self._inside.end_lending()  # what crosses is sent when its exchange returns
 
     def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
         return _RoutedWindow(
@@ -176,11 +184,11 @@ class Hierarchical:
         if mine and kind in ("shared memory", "hierarchical"):
             # Every rank of a machine calls, also those that are not wanted.
             inside = self._inside.subgroup(mine)
-        if self._context.rank not in ranks or kind == "shared memory":
+        if self.context.rank not in ranks or kind == "shared memory":
             return inside
         if kind != "hierarchical":
             wanted = sorted(positions_of(machines))
-            if len(wanted) > len(machines) and self._context.rank == wanted[0]:
+            if len(wanted) > len(machines) and self.context.rank == wanted[0]:
                 log.info(
                     "the group of ranks %s uses the network, not shared memory: its machines have "
                     "different numbers of its ranks (%s)",
@@ -191,19 +199,11 @@ class Hierarchical:
         everybody = self._everybody.group_of(machines)
         assert isinstance(inside, SharedMemory)
         assert isinstance(everybody, Network)
-        group = Hierarchical.of(self._context, inside, everybody)
-        group._is_part = True
-        self._context.keep(group)
+        group = Hierarchical.of(self.context, inside, everybody)
+        self.adopt(group)
         return group
 
-    def close(self) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if self._is_part:
-            self._context.forget(self)
-        else:
-            self._context.close_subgroups()
+    def release(self) -> None:
         self._inside.close()
         self._across.close()
         self._everybody.close()

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from syncline.comm.base import Memory
-from syncline.comm.control import Control
-from syncline.comm.hub import Hub
+from syncline.comm.context import Context
 from syncline.comm.window import (
     Call,
     Done,
     Functions,
     Lost,
-    Patience,
     Pending,
     ServedWindow,
     bytes_moved,
@@ -68,15 +66,14 @@ class NetworkWindow(ServedWindow):
     def __init__(
         self,
         streams: Streams,
+        context: Context,
         ranks: tuple[int, ...],
-        control: Control,
-        hub: Hub,
         num_elements: int,
         dtype: torch.dtype,
         functions: Functions,
     ) -> None:
         """`streams` carry this window's messages and nothing else."""
-        super().__init__(ranks, Patience(hub, control), functions)
+        super().__init__(ranks, context, functions)
         self._streams = streams
         self._dtype = dtype
         self._num_elements = num_elements
@@ -106,8 +103,7 @@ class NetworkWindow(ServedWindow):
         if self._patience.is_gone(rank):
             return Lost(rank)
         buffer = Memory(self._pool.take(self._num_elements))
-        self.num_calls += 1
-        self.sent_bytes += bytes_moved(buffer)
+        self._count("get", bytes_moved(buffer))
         return self._ask(rank, _GET, None, buffer, b"", buffer.mine)
 
     def _send(

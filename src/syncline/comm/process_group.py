@@ -13,12 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from syncline.comm.context import Context
 from syncline.comm.control import Control
-from syncline.comm.network import Message, Transport
+from syncline.comm.network import Addressed, Transport
 from syncline.comm.window import Functions, Window
 from syncline.errors import CommError, ConfigError
 
-Call = tuple[Any, int, torch.Tensor]
+Posted = tuple[Any, int, torch.Tensor]
 """isend or irecv, the peer's rank and the message."""
 
 
@@ -48,14 +49,14 @@ class ProcessGroup:
         return ProcessGroup(group, self._control, self.device, is_part=True)
 
     def prepare(
-        self, sends: Sequence[Message], receives: Sequence[Message]
+        self, sends: Sequence[Addressed], receives: Sequence[Addressed]
     ) -> Callable[[str], None]:
-        calls: list[Call] = []
+        calls: list[Posted] = []
         calls += [(dist.irecv, rank, tensor) for rank, tensor in receives]
         calls += [(dist.isend, rank, tensor) for rank, tensor in sends]
         return lambda what: self._exchange(calls, what)
 
-    def _exchange(self, calls: Sequence[Call], what: str) -> None:
+    def _exchange(self, calls: Sequence[Posted], what: str) -> None:
         try:
             if self.name == "nccl":
                 ops = [dist.P2POp(call, tensor, rank, self._group) for call, rank, tensor in calls]
@@ -78,7 +79,12 @@ class ProcessGroup:
         )
 
     def window(
-        self, ranks: tuple[int, ...], num_elements: int, dtype: torch.dtype, functions: Functions
+        self,
+        context: Context,
+        ranks: tuple[int, ...],
+        num_elements: int,
+        dtype: torch.dtype,
+        functions: Functions,
     ) -> Window:
         raise ConfigError(
             "comm",

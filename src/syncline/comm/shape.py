@@ -8,6 +8,7 @@ on both clocks.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
 
@@ -61,3 +62,33 @@ def by_machine(ranks: Sequence[int], ranks_per_machine: int) -> Machines:
     for rank in ranks:
         machines.setdefault(rank // ranks_per_machine, []).append(rank)
     return tuple(tuple(machines[machine]) for machine in sorted(machines))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A group by positions, as communicators count."""
+
+    kind: Kind
+    machines: Machines
+    """Positions by machine."""
+    columns: Machines
+    """Positions by their number on the machine: those that carry one column of a bucket."""
+
+    @property
+    def everybody(self) -> Machines:
+        """All positions, as one group."""
+        return (tuple(sorted(position for machine in self.machines for position in machine)),)
+
+
+def shape_of(machines: Machines) -> Shape:
+    """Return a group's shape from its ranks by machine."""
+    at = {rank: position for position, rank in enumerate(positions_of(machines))}
+    by_position = tuple(tuple(at[rank] for rank in machine) for machine in machines)
+    rounds = zip_longest(*by_position)
+    columns = tuple(tuple(one for one in column if one is not None) for column in rounds)
+    return Shape(kind_of(machines), by_position, columns)
+
+
+def even_shape(machines: int, ranks_per_machine: int) -> Shape:
+    """Return the shape of equal machines."""
+    return shape_of(by_machine(range(machines * ranks_per_machine), ranks_per_machine))

@@ -24,7 +24,10 @@ from syncline.comm.context import Context
 from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.limits import SCRATCH_BYTES
 from syncline.comm.machine import Bell, Star, as_tensor, round_up
+from syncline.comm.real import Plan, RealCommunicator, one_after_the_other
+from syncline.comm.shape import shape_of
 from syncline.comm.shared_window import SharedCalls, SharedWindow
+from syncline.comm.volume import Work, sent_bytes, stages, work_of_partials, work_of_strips
 from syncline.comm.window import Functions, Window
 
 _LINE_BYTES = 64
@@ -35,7 +38,7 @@ def is_supported() -> bool:
     return platform.machine() in ("x86_64", "AMD64")
 
 
-class SharedMemory:
+class SharedMemory(RealCommunicator):
     """Collectives among some or all ranks of one machine."""
 
     name = "shared memory"
@@ -44,12 +47,11 @@ class SharedMemory:
 
     def __init__(self, context: Context, ranks: Sequence[int], star: Star) -> None:
         """`star` connects these ranks and nobody else; it is closed with the communicator."""
-        self._context = context
-        self.control = context.control
-        self.hub = context.hub
+        super().__init__(context)
         self.star = star
         self.ranks = tuple(ranks)
         self.machines = (self.ranks,)
+        self._shape = shape_of(self.machines)
         self.size = len(self.ranks)
         self.position = self.ranks.index(context.rank)
         self._bell = Bell(star, context.hub)
@@ -63,8 +65,6 @@ class SharedMemory:
         self.allocations: list[tuple[torch.Tensor, ...]] = []
         """Everybody's memory of each `allocate`, by which a call's values are found."""
         self._calls: SharedCalls | None = None
-        self._is_part = False
-        self._is_closed = False
 
     @classmethod
     def of_machine(cls, context: Context, memory_links: dict[int, socket.socket]) -> SharedMemory:
@@ -73,7 +73,7 @@ class SharedMemory:
         star = Star(context.control, memory_links, leads=place.local_rank == 0)
         return cls(context, place.local_ranks, star)
 
-    def _rendezvous(self, what: str) -> None:
+    def meet(self, what: str) -> None:
         """Wait until every rank has come as far as this one; the last to come wakes the others."""
         channel = self.hub.channel
         self._counts[channel] = count = self._counts[channel] + 1
@@ -92,7 +92,11 @@ class SharedMemory:
             if min(column) >= count:
                 return
             late = [rank for rank, come in zip(self.ranks, column, strict=True) if come < count]
-            self.control.check_waiting_for(late, time.monotonic() - started, what)
+            waited_s = time.monotonic() - started
+            self.context.control.check_waiting_for(late, waited_s, what)
+
+    def end_lending(self) -> None:
+        self.meet("end_lending")
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
         each_bytes = round_up(num_elements * dtype.itemsize)
@@ -112,24 +116,27 @@ class SharedMemory:
     def publish(self, partials: Partials) -> None:
         partials.told_by = self._counts[self.hub.channel] + 1
 
-    def reduce_scatter(self, partials: Partials) -> None:
-        add_up = partials.plans.get("reduce_scatter")
-        if add_up is None:
-            check_owner(partials.slots, self)
-            out = partials.strip(self.position)
-            start, stop = partials.cuts[self.position : self.position + 2]
-            add_up = prepare_reach(partials, start, stop, out)
-            partials.plans["reduce_scatter"] = add_up
-        self._rendezvous("reduce_scatter")
-        add_up()
+    def plan_reduce_scatter(self, partials: Partials) -> Plan:
+        check_owner(partials.slots, self)
+        start, stop = partials.cuts[self.position : self.position + 2]
+        add_up = prepare_reach(partials, start, stop, partials.strip(self.position))
 
-    def all_gather(self, strips: Strips) -> None:
-        copies = strips.plans.get("all_gather")
-        if copies is None:
-            copies = strips.plans["all_gather"] = self._copies(strips)
-        self._rendezvous("all_gather")
-        for mine, peer in copies:
-            mine.copy_(peer)
+        def run(what: str) -> None:
+            self.meet(what)
+            add_up()
+
+        work = work_of_partials(partials, self._shape)
+        return Plan(run, self._sent_bytes("reduce_scatter", work))
+
+    def plan_all_gather(self, strips: Strips) -> Plan:
+        copies = self._copies(strips)
+
+        def run(what: str) -> None:
+            self.meet(what)
+            for mine, peer in copies:
+                mine.copy_(peer)
+
+        return Plan(run, self._sent_bytes("all_gather", work_of_strips(strips)))
 
     def _copies(self, strips: Strips) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the strips that this rank copies: where to, and from whose memory."""
@@ -144,30 +151,39 @@ class SharedMemory:
             if at != self.position and start < stop
         ]
 
-    def all_reduce(self, partials: Partials) -> None:
+    def plan_all_reduce(self, partials: Partials) -> Plan:
         if not partials.is_small:
-            self.reduce_scatter(partials)
-            self.all_gather(partials.gathered)
-            return
-        add_up = partials.plans.get("all_reduce")
-        if add_up is None:
-            check_owner(partials.slots, self)
-            result = partials.result
-            add_up = prepare_reach(partials, 0, result.numel(), result)
-            partials.plans["all_reduce"] = add_up
-        told_by, partials.told_by = partials.told_by, None
-        if told_by is None or told_by > self._counts[self.hub.channel]:
-            self._rendezvous("all_reduce")
-        add_up()
+            gather = self.plan_all_gather(partials.gathered)
+            return one_after_the_other(self.plan_reduce_scatter(partials), gather)
+        check_owner(partials.slots, self)
+        add_up = prepare_reach(partials, 0, partials.result.numel(), partials.result)
 
-    def reduce(self, partials: Partials, root: int) -> None:
-        self.reduce_scatter(partials)
-        self._rendezvous("reduce")
-        if self.position == root:
-            for mine, peer in self._copies(partials.gathered):
+        def run(what: str) -> None:
+            told_by, partials.told_by = partials.told_by, None
+            if told_by is None or told_by > self._counts[self.hub.channel]:
+                self.meet(what)
+            add_up()
+
+        work = work_of_partials(partials, self._shape)
+        return Plan(run, self._sent_bytes("all_reduce", work))
+
+    def plan_reduce(self, partials: Partials, root: int) -> Plan:
+        sums, copies = self.plan_reduce_scatter(partials), self._copies(partials.gathered)
+
+        def run(what: str) -> None:
+            sums.run(what)
+            self.meet(what)
+            for mine, peer in copies if self.position == root else ():
                 mine.copy_(peer)
 
-    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        work = work_of_partials(partials, self._shape, root)
+        return Plan(run, self._sent_bytes("reduce", work))
+
+    def _sent_bytes(self, what: str, work: Work) -> int:
+        """Return how much of this rank's memory its peers read."""
+        return sent_bytes(stages(what, self._shape, work), self.position)
+
+    def copy_from(self, tensor: torch.Tensor, root: int) -> int:
         """Copy through a small segment of its own: for set-up, not for the step path."""
         if self._scratch is None:
             self._scratch = self.allocate_common(SCRATCH_BYTES, torch.uint8)
@@ -177,13 +193,11 @@ class SharedMemory:
             piece = flat[start : start + SCRATCH_BYTES]
             if self.position == root:
                 scratch[: piece.numel()].copy_(piece)
-            self._rendezvous("broadcast")
+            self.meet("broadcast")
             if self.position != root:
                 piece.copy_(scratch[: piece.numel()])
-            self._rendezvous("broadcast")
-
-    def barrier(self) -> None:
-        self._rendezvous("barrier")
+            self.meet("broadcast")
+        return flat.numel() * (self.size - 1) if self.position == root else 0
 
     def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
         return SharedWindow(self, num_elements, dtype, functions)
@@ -198,23 +212,15 @@ class SharedMemory:
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
         wanted = [rank for rank in self.ranks if rank in ranks]
         if len(wanted) <= 1:
-            return Alone(self._context.rank) if self._context.rank in wanted else None
+            return Alone.of(self.context.rank, wanted, self.traffic)
         star = self.star.connect(wanted)
         if star is None:
             return None
-        group = SharedMemory(self._context, wanted, star)
-        group._is_part = True
-        self._context.keep(group)
+        group = SharedMemory(self.context, wanted, star)
+        self.adopt(group)
         return group
 
-    def close(self) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if self._is_part:
-            self._context.forget(self)
-        else:
-            self._context.close_subgroups()
+    def release(self) -> None:
         if self._calls is not None:
             self._calls.close()
         self._bell.close()

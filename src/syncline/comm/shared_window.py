@@ -46,7 +46,7 @@ class SharedCalls:
     def __init__(self, comm: SharedMemory) -> None:
         self._comm = comm
         self._position, self._size = comm.position, comm.size
-        self.patience = Patience(comm.hub, comm.control)
+        self._patience = Patience(comm.context)
         num_cells = self._size * self._size * _RING
         segment = memoryview(comm.star.segment(num_cells * _CELL_BYTES))
         self._bytes = segment
@@ -114,7 +114,7 @@ class SharedCalls:
         os.eventfd_write(self._bells[position], 1)
 
     def wait(self, owner: int, is_over: Callable[[], bool]) -> None:
-        self.patience.wait(self._comm.ranks[owner], is_over, "a call")
+        self._patience.wait(self._comm.ranks[owner], is_over, "a call")
 
     def _serve(self, events: int) -> None:
         words = self.words
@@ -179,7 +179,7 @@ class SharedWindow(ServedWindow):
     def __init__(
         self, comm: SharedMemory, num_elements: int, dtype: torch.dtype, functions: Functions
     ) -> None:
-        super().__init__(comm.ranks, comm.calls.patience, functions)
+        super().__init__(comm.ranks, comm.context, functions)
         self._calls = comm.calls
         self._size = comm.size
         nothing = torch.empty(0, dtype=dtype)
@@ -224,8 +224,7 @@ class SharedWindow(ServedWindow):
             return Lost(rank)
         if position != self._position:
             mine = self._slots[0].mine
-            self.num_calls += 1
-            self.sent_bytes += mine.numel() * mine.itemsize
+            self._count("get", mine.numel() * mine.itemsize)
         return _Reading(self, position)
 
     def begin_reading(self, position: int) -> tuple[int, torch.Tensor]:

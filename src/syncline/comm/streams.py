@@ -29,9 +29,10 @@ from typing import Any
 
 import torch
 
+from syncline.comm.context import Context
 from syncline.comm.control import Control
 from syncline.comm.hub import NUM_CHANNELS, PATIENT, Hub
-from syncline.comm.network import Message
+from syncline.comm.network import Addressed
 from syncline.comm.network_window import NetworkWindow
 from syncline.comm.rendezvous import Store, accept_all, connect_to, listen, read_address
 from syncline.comm.window import Functions, Window
@@ -469,7 +470,7 @@ class Streams:
         return Streams(self._control, self._hub, peers, self._numbers, group)
 
     def prepare(
-        self, sends: Sequence[Message], receives: Sequence[Message]
+        self, sends: Sequence[Addressed], receives: Sequence[Addressed]
     ) -> Callable[[str], None]:
         """Prepare to send to and receive from ranks, everything at once, and wait for all of it."""
         outgoing = [(self._peers[rank], bytes_of(tensor)) for rank, tensor in sends]
@@ -477,13 +478,17 @@ class Streams:
         return lambda what: self._exchange(outgoing, incoming, what)
 
     def window(
-        self, ranks: tuple[int, ...], num_elements: int, dtype: torch.dtype, functions: Functions
+        self,
+        context: Context,
+        ranks: tuple[int, ...],
+        num_elements: int,
+        dtype: torch.dtype,
+        functions: Functions,
     ) -> Window:
         """Make a window among ranks, with conversations of its own."""
         part = self.part(ranks)
         self._windows.append(part)
-        everybody = (part, ranks, self._control, self._hub)
-        return NetworkWindow(*everybody, num_elements, dtype, functions)
+        return NetworkWindow(part, context, ranks, num_elements, dtype, functions)
 
     # Messages that nobody waits for, at one urgency, so that they keep their order.
 

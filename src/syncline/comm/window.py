@@ -23,8 +23,7 @@ from typing import Protocol
 import torch
 
 from syncline.comm.base import Memory
-from syncline.comm.control import Control
-from syncline.comm.hub import Hub
+from syncline.comm.context import Context
 from syncline.errors import CommError, PeerGone, RankFailed
 
 MAX_NOTE_BYTES = 928
@@ -168,11 +167,9 @@ def bytes_moved(*memories: Memory | None) -> int:
 class Patience:
     """Waits for peers on a hub, and finds out when that makes no sense any more."""
 
-    def __init__(self, hub: Hub, control: Control) -> None:
-        self._hub = hub
-        self._control = control
-        self.rank = control.place.rank
-        """This rank itself."""
+    def __init__(self, context: Context) -> None:
+        self._hub = context.hub
+        self._control = context.control
 
     def wait(self, rank: int, is_over: Callable[[], bool], what: str) -> None:
         """Return when `is_over`; raise PeerGone if the rank is gone by then."""
@@ -217,10 +214,11 @@ class Patience:
 class ServedWindow:
     """What the real windows have in common: who is asked, what is counted, how calls are served."""
 
-    def __init__(self, ranks: tuple[int, ...], patience: Patience, functions: Functions) -> None:
+    def __init__(self, ranks: tuple[int, ...], context: Context, functions: Functions) -> None:
         self._ranks = ranks
-        self._position = ranks.index(patience.rank)
-        self._patience = patience
+        self._position = ranks.index(context.rank)
+        self._context = context
+        self._patience = Patience(context)
         self._functions = functions
         self._numbers = {name: number for number, name in enumerate(functions)}
         self._in_order = list(functions.values())
@@ -241,9 +239,14 @@ class ServedWindow:
             return Lost(rank)
         if len(note) > MAX_NOTE_BYTES:
             raise CommError(f"a note of {len(note)} bytes is too long for a window")
-        self.num_calls += 1
-        self.sent_bytes += bytes_moved(values, out)
+        self._count(function, bytes_moved(values, out))
         return self._send(position, self._numbers[function], values, out, note)
+
+    def _count(self, what: str, num_bytes: int) -> None:
+        """Count a call or a get to another rank."""
+        self.num_calls += 1
+        self.sent_bytes += num_bytes
+        self._context.traffic.add(self._context.hub.channel, what, num_bytes)
 
     def _send(
         self, position: int, function: int, values: Memory | None, out: Memory | None, note: bytes
