@@ -27,7 +27,7 @@ from syncline.comm.control import Control
 from syncline.comm.hierarchical import Hierarchical
 from syncline.comm.hub import Hub
 from syncline.comm.network import Network, Transport
-from syncline.comm.rendezvous import Links, Place, local_address_towards, meet
+from syncline.comm.rendezvous import Connections, Place, local_address_towards, meet
 from syncline.comm.shared_memory import SharedMemory, is_supported
 from syncline.comm.streams import connect_streams
 from syncline.engine.lane import Lane
@@ -55,7 +55,7 @@ class Session:
         self.replicas: list[Replica] = []
         self.control: Control | None = None
         self.comm: Communicator = Alone(world.rank)
-        self._links = Links()
+        self._links = Connections()
         self._store: Any = None  # kept: rank 0's is the one that serves the others
         self._owns_group = False
         self._is_closed = False

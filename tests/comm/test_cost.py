@@ -9,7 +9,7 @@ from syncline.comm import cost
 from syncline.comm.cost import Phase, phases, plan, seconds
 from syncline.comm.limits import SMALL_BYTES
 from syncline.comm.shape import shape_of
-from syncline.comm.volume import COLLECTIVES, Work
+from syncline.comm.volume import COLLECTIVES, Volume
 
 INSIDE = Link(latency_s=2e-6, rate_bytes_per_s=1e10)
 ACROSS = Link(latency_s=5e-5, rate_bytes_per_s=1e9)
@@ -95,7 +95,7 @@ def test_two_machines_of_four_term_by_term():
 
 
 def time_with(what, machines, strips, sums, machine_sums=(), algorithm="direct"):
-    work = Work(strips, sums, machine_sums)
+    work = Volume(strips, sums, machine_sums)
     found = phases(what, shape_of(machines), work, algorithm)
     return seconds(found, inside=INSIDE, across=ACROSS)
 

@@ -8,8 +8,9 @@ import torch
 import syncline
 from ranks import run_ranks
 from syncline.comm.base import Memory, Strips, even_cuts
+from syncline.comm.group_numbers import GroupNumbers
 from syncline.comm.hub import PATIENT
-from syncline.comm.streams import GroupNumbers, _Peer
+from syncline.comm.streams import _Peer
 from syncline.session import current_session
 
 pytestmark = pytest.mark.processes

@@ -1,4 +1,4 @@
-"""The communicator of a group of one: every collective is a sum of one's own, or nothing.
+"""The communicator of a group of one: it adds up its own partial sums and sends nothing.
 
 No peer is read, so memory that another communicator allocated will do as well.
 """

@@ -206,11 +206,11 @@ class Communicator(Protocol):
 def check_owner(memories: Iterable[Memory], owner: Group) -> None:
     """Refuse memory of another communicator, whose positions stand for other ranks.
 
-    For when an operation is prepared: nobody would notice sums of the wrong memory later.
+    Called when an operation is prepared: sums of the wrong memory would go unnoticed later.
     """
     for memory in memories:
         if memory.owner is not owner:
-            found = "nobody" if memory.owner is None else f"ranks {memory.owner.ranks}"
+            found = "no group" if memory.owner is None else f"ranks {memory.owner.ranks}"
             raise AssertionError(
                 f"memory that {found} allocated was given to another communicator, of ranks "
                 f"{owner.ranks}: pass memory to the communicator that allocated it"

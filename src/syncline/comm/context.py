@@ -26,7 +26,7 @@ class Context:
         control.on_gone(lambda rank: hub.wake())
 
     def keep(self, subgroup: Closable) -> None:
-        """Note an open subgroup: the world closes it, if nobody does so before."""
+        """Note an open subgroup: the world closes it, if it is not closed before."""
         self._subgroups[id(subgroup)] = subgroup
 
     def forget(self, subgroup: Closable) -> None:

@@ -22,8 +22,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from syncline.comm.shape import Shape, even_shape
-from syncline.comm.volume import Stage, Where, Work, stages
+from syncline.comm.shape import GroupShape, even_shape
+from syncline.comm.volume import Stage, Volume, Where, stages
 
 if TYPE_CHECKING:
     from syncline.cluster import Link
@@ -80,15 +80,17 @@ def plan(
     num_strips = size
     if what == "broadcast" and ranks_per_machine > 1 < machines:
         num_strips = machines
-    work = Work(
+    volume = Volume(
         (size_bytes / num_strips,) * num_strips, (1,) * size, (1,) * machines, is_common=True
     )
     if what in ("all_reduce", "reduce"):  # the result is each rank's own
-        work = Work(work.strips, work.sums, work.machine_sums)
-    return phases(what, even_shape(machines, ranks_per_machine), work, algorithm)
+        volume = Volume(volume.strips, volume.sums, volume.machine_sums)
+    return phases(what, even_shape(machines, ranks_per_machine), volume, algorithm)
 
 
-def phases(what: str, shape: Shape, work: Work, algorithm: str = "direct") -> tuple[Phase, ...]:
+def phases(
+    what: str, shape: GroupShape, volume: Volume, algorithm: str = "direct"
+) -> tuple[Phase, ...]:
     """Return the phases of a collective, given who owns which strip and who brings how much.
 
     `algorithm` says how machines exchange; inside a machine it is always shared memory. A ring has
@@ -97,7 +99,7 @@ def phases(what: str, shape: Shape, work: Work, algorithm: str = "direct") -> tu
     if algorithm not in ALGORITHMS:
         raise ValueError(f"no algorithm is called {algorithm!r}; there are {', '.join(ALGORITHMS)}")
     found: list[Phase] = []
-    for one in stages(what, shape, work, has_short_way=algorithm == "direct"):
+    for one in stages(what, shape, volume, has_short_way=algorithm == "direct"):
         if algorithm == "ring" and one.where == "across" and one.whole_bytes:
             found.append(ring_half(one.whole_bytes, len(shape.machines)))
         else:
@@ -109,12 +111,12 @@ def ring_half(size_bytes: float, size: int) -> Phase:
     """A reduce-scatter or an all-gather on a ring of n: (n-1) alpha + (n-1)/n S beta.
 
     Patarasuk and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations",
-    2009; two halves make 2 (n-1) alpha + 2 (n-1)/n S beta. Rings cut evenly, whoever owns what.
+    2009; two halves make 2 (n-1) alpha + 2 (n-1)/n S beta. A ring cuts evenly, whatever the strips.
     """
     return Phase("across", size - 1, size_bytes * (size - 1) / size)
 
 
-def _phases_of(one: Stage, shape: Shape) -> list[Phase]:
+def _phases_of(one: Stage, shape: GroupShape) -> list[Phase]:
     """Find the busiest port of an exchange."""
     if one.where == "inside":
         return [Phase("inside", one.rounds, _busiest_reader(one, one.groups))]
@@ -134,7 +136,7 @@ def _busiest_reader(one: Stage, groups: Sequence[Sequence[int]]) -> float:
     return most
 
 
-def _busiest_machine(one: Stage, shape: Shape) -> float:
+def _busiest_machine(one: Stage, shape: GroupShape) -> float:
     """Return what goes the busier way through the busiest machine's port."""
     machine_of = {at: number for number, machine in enumerate(shape.machines) for at in machine}
     out, into = [0.0] * len(shape.machines), [0.0] * len(shape.machines)

@@ -16,11 +16,11 @@ import torch
 from syncline.comm.base import Communicator, Memory, Partials, Strips, check_owner
 from syncline.comm.context import Context
 from syncline.comm.network import Network
-from syncline.comm.real import Plan, RealCommunicator, one_after_the_other
+from syncline.comm.real import Prepared, RealCommunicator, one_after_the_other
 from syncline.comm.shape import choose, kind_of, positions_of, shape_of
 from syncline.comm.shared_memory import SharedMemory
 from syncline.comm.tree import Node, prepare_sums, sources_below
-from syncline.comm.volume import Work, sent_bytes, stages, work_of_partials
+from syncline.comm.volume import Volume, sent_bytes, stages, volume_of_partials
 from syncline.comm.window import Functions, Pending, Window
 
 log = logging.getLogger("syncline")
@@ -54,7 +54,7 @@ class Hierarchical(RealCommunicator):
 
     @classmethod
     def of(cls, context: Context, inside: SharedMemory, everybody: Network) -> Hierarchical:
-        """Make the communicator of the ranks of `everybody`, who all call it.
+        """Make the communicator of the ranks of `everybody`, which all call it.
 
         They lie on machines with equally many of them; `inside` has those of this machine.
         """
@@ -73,7 +73,7 @@ class Hierarchical(RealCommunicator):
         first = self._inside.position * self.num_machines
         return [(cuts[first + at], cuts[first + at + 1]) for at in range(self.num_machines)]
 
-    def plan_reduce_scatter(self, partials: Partials) -> Plan:
+    def plan_reduce_scatter(self, partials: Partials) -> Prepared:
         """Prepare both stages: sums of the machine's own nodes, then the exchange across."""
         check_owner(partials.slots, self._inside)
         strips = self._strips_of_column(partials.cuts)
@@ -93,7 +93,7 @@ class Hierarchical(RealCommunicator):
             if len(below) == 1:
                 columns.append(below[0][1])  # it is sent from where it lies
             elif len(ends) == 1:
-                # In place: nobody else reads this rank's own column of its own slot.
+                # In place: no other rank reads this rank's own column of its own slot.
                 columns.append(partials.slots[0].mine[low:high])
             else:
                 columns.append(torch.empty(high - low, dtype=partials.result.dtype))
@@ -112,18 +112,18 @@ class Hierarchical(RealCommunicator):
             add_up()
             exchange.run(what)
 
-        work = work_of_partials(partials, self._shape)
-        read_bytes = self._read_bytes("reduce_scatter", work)
-        return Plan(run, read_bytes + exchange.num_bytes)
+        volume = volume_of_partials(partials, self._shape)
+        read_bytes = self._read_bytes("reduce_scatter", volume)
+        return Prepared(run, read_bytes + exchange.num_bytes)
 
-    def _read_bytes(self, what: str, work: Work) -> int:
+    def _read_bytes(self, what: str, volume: Volume) -> int:
         """Return how much of this rank's memory its peers on the machine read."""
-        return sent_bytes(stages(what, self._shape, work), self.position, "inside")
+        return sent_bytes(stages(what, self._shape, volume), self.position, "inside")
 
     def publish(self, partials: Partials) -> None:
         pass
 
-    def plan_all_gather(self, strips: Strips) -> Plan:
+    def plan_all_gather(self, strips: Strips) -> Prepared:
         check_owner([strips.memory], self._inside)
         column = self._strips_of_column(strips.cuts)
         pieces = [strips.memory.mine[start:stop] for start, stop in column]
@@ -135,7 +135,7 @@ class Hierarchical(RealCommunicator):
         columns = Strips(strips.memory, strips.cuts[:: self.num_machines])
         return one_after_the_other(exchange, self._inside.plan_all_gather(columns))
 
-    def plan_all_reduce(self, partials: Partials) -> Plan:
+    def plan_all_reduce(self, partials: Partials) -> Prepared:
         gather = self.plan_all_gather(partials.gathered)
         both = one_after_the_other(self.plan_reduce_scatter(partials), gather)
         if not partials.is_small:
@@ -145,9 +145,9 @@ class Hierarchical(RealCommunicator):
             both.run(what)
             partials.result.copy_(partials.slots[0].mine)
 
-        return Plan(run, both.num_bytes)
+        return Prepared(run, both.num_bytes)
 
-    def plan_reduce(self, partials: Partials, root: int) -> Plan:
+    def plan_reduce(self, partials: Partials, root: int) -> Prepared:
         """Give the sum to all: no rank of a machine has all of it by itself."""
         gather = self.plan_all_gather(partials.gathered)
         return one_after_the_other(self.plan_reduce_scatter(partials), gather)

@@ -27,7 +27,7 @@ from syncline.comm.base import (
 from syncline.comm.context import Context
 from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.limits import SMALL_BYTES, TOKEN_BYTES
-from syncline.comm.real import Plan, RealCommunicator, one_after_the_other
+from syncline.comm.real import Prepared, RealCommunicator, one_after_the_other
 from syncline.comm.shape import Machines, choose, positions_of
 from syncline.comm.tree import Node, prepare_sum
 from syncline.comm.window import Functions, Window
@@ -89,7 +89,7 @@ class Network(RealCommunicator):
         self._received = [self._empty(0, torch.uint8) for _ in range(NUM_CHANNELS)]
         tokens = self._empty(TOKEN_BYTES, torch.uint8).zero_()
         to_all = [(peer, tokens) for peer in self._peers]
-        # What arrives is looked at by nobody, so all channels may write to the same place.
+        # What arrives is never read, so all channels may write to the same place.
         from_all = [(peer, torch.empty_like(tokens)) for peer in self._peers]
         self._meeting = self.prepare_exchange(to_all, from_all)
 
@@ -102,12 +102,14 @@ class Network(RealCommunicator):
     def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
         return self.allocate(num_elements, dtype)
 
-    def prepare_exchange(self, sends: Sequence[Addressed], receives: Sequence[Addressed]) -> Plan:
+    def prepare_exchange(
+        self, sends: Sequence[Addressed], receives: Sequence[Addressed]
+    ) -> Prepared:
         """Prepare to send to and receive from positions, everything at once, and wait for all."""
         outgoing = [(self.ranks[peer], tensor) for peer, tensor in sends if tensor.numel()]
         incoming = [(self.ranks[peer], tensor) for peer, tensor in receives if tensor.numel()]
         num_bytes = sum(tensor.numel() * tensor.itemsize for _, tensor in outgoing)
-        return Plan(self._transport.prepare(outgoing, incoming), num_bytes)
+        return Prepared(self._transport.prepare(outgoing, incoming), num_bytes)
 
     def _scratch(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Memory for what arrives; a channel has one exchange at a time."""
@@ -125,7 +127,7 @@ class Network(RealCommunicator):
         strips: Sequence[tuple[int, int]],
         out: torch.Tensor,
         scale: float,
-    ) -> Plan:
+    ) -> Prepared:
         """Prepare a sum: `nodes[p]` are p's partial sums, `strips[p]` the elements that p gets.
 
         `mine` are this rank's partial sums, whole, in the order of its nodes; `out` gets this
@@ -160,7 +162,7 @@ class Network(RealCommunicator):
             exchange.run(what)
             add_up()
 
-        return Plan(run, exchange.num_bytes)
+        return Prepared(run, exchange.num_bytes)
 
     def publish(self, partials: Partials) -> None:
         pass
@@ -173,17 +175,17 @@ class Network(RealCommunicator):
 
     def _plan_sum(
         self, partials: Partials, strips: Sequence[tuple[int, int]], out: torch.Tensor
-    ) -> Plan:
+    ) -> Prepared:
         check_owner(partials.slots, self)
         nodes = partials.spread.nodes
         mine = [slot.mine for slot in partials.slots[: len(nodes[self.position])]]
         return self.prepare(partials.spread.shards, nodes, mine, strips, out, partials.scale)
 
-    def plan_reduce_scatter(self, partials: Partials) -> Plan:
+    def plan_reduce_scatter(self, partials: Partials) -> Prepared:
         strips = list(pairwise(partials.cuts))
         return self._plan_sum(partials, strips, partials.strip(self.position))
 
-    def plan_all_gather(self, strips: Strips) -> Plan:
+    def plan_all_gather(self, strips: Strips) -> Prepared:
         check_owner([strips.memory], self)
         pieces = [strips.mine(position) for position in range(self.size)]
         return self.prepare_exchange(
@@ -191,14 +193,14 @@ class Network(RealCommunicator):
             [(peer, pieces[peer]) for peer in self._peers],
         )
 
-    def plan_all_reduce(self, partials: Partials) -> Plan:
+    def plan_all_reduce(self, partials: Partials) -> Prepared:
         if not partials.is_small:
             gather = self.plan_all_gather(partials.gathered)
             return one_after_the_other(self.plan_reduce_scatter(partials), gather)
         everything = [(0, partials.result.numel())] * self.size
         return self._plan_sum(partials, everything, partials.result)
 
-    def plan_reduce(self, partials: Partials, root: int) -> Plan:
+    def plan_reduce(self, partials: Partials, root: int) -> Prepared:
         pieces = [partials.strip(position) for position in range(self.size)]
         if self.position == root:
             to_root = self.prepare_exchange([], [(peer, pieces[peer]) for peer in self._peers])

@@ -1,8 +1,8 @@
-"""Windows across machines: messages that nobody has to be waiting for.
+"""Windows across machines: messages for which no receive was posted.
 
-A request goes out on the connection with the owner, and is served by whoever sleeps in the owner's
-hub, which is its comm lane. What is published lies in memory that is not written again while it is
-on its way to somebody. The answer's numbers go straight to where the caller wants them.
+A request goes out on the connection with the owner, and is served by the thread that sleeps in the
+owner's hub, its comm lane. What is published lies in memory that is not written again while it is
+being sent. The answer's numbers go straight to where the caller wants them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class NetworkWindow(ServedWindow):
         self._sends: list[Exchange] = []
         self._version = 0
         self._asked = dict.fromkeys(ranks, 0)
-        self._pending: dict[tuple[int, int], _Sent] = {}
+        self._pending: dict[tuple[int, int], _Request] = {}
         self._requests: dict[int, tuple[int, int, int, int, bytes]] = {}
         """What has come of a request whose values are still to come, by rank."""
         streams.listen(_REQUESTS, self._on_request)
@@ -119,7 +119,7 @@ class NetworkWindow(ServedWindow):
         out: Memory | None,
         note: bytes,
         buffer: torch.Tensor | None,
-    ) -> _Sent:
+    ) -> _Request:
         number = self._asked[rank] = self._asked[rank] + 1
         num_out = bytes_moved(out)
         if out is not None and num_out:
@@ -128,7 +128,7 @@ class NetworkWindow(ServedWindow):
         self._streams.send_bytes(rank, _REQUESTS, header)
         if values is not None and values.mine.numel():
             self._streams.send(rank, _REQUESTS, values.mine)
-        sent = self._pending[rank, number] = _Sent(self, rank, buffer)
+        sent = self._pending[rank, number] = _Request(self, rank, buffer)
         return sent
 
     def _on_request(self, rank: int, message: bytearray) -> None:
@@ -165,7 +165,7 @@ class NetworkWindow(ServedWindow):
         sent.result = result
 
 
-class _Sent:
+class _Request:
     """A request that has been sent."""
 
     def __init__(self, window: NetworkWindow, rank: int, buffer: torch.Tensor | None) -> None:

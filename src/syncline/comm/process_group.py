@@ -19,7 +19,7 @@ from syncline.comm.network import Addressed, Transport
 from syncline.comm.window import Functions, Window
 from syncline.errors import CommError, ConfigError
 
-Posted = tuple[Any, int, torch.Tensor]
+Operation = tuple[Any, int, torch.Tensor]
 """isend or irecv, the peer's rank and the message."""
 
 
@@ -36,7 +36,7 @@ class ProcessGroup:
         *,
         is_part: bool = False,
     ) -> None:
-        """`group` is somebody else's to destroy, unless it is a part made here."""
+        """`group` is destroyed with this object only if it is a part that was made here."""
         self.name: str = dist.get_backend(group)
         self.device = device
         self._group = group
@@ -51,12 +51,12 @@ class ProcessGroup:
     def prepare(
         self, sends: Sequence[Addressed], receives: Sequence[Addressed]
     ) -> Callable[[str], None]:
-        calls: list[Posted] = []
+        calls: list[Operation] = []
         calls += [(dist.irecv, rank, tensor) for rank, tensor in receives]
         calls += [(dist.isend, rank, tensor) for rank, tensor in sends]
         return lambda what: self._exchange(calls, what)
 
-    def _exchange(self, calls: Sequence[Posted], what: str) -> None:
+    def _exchange(self, calls: Sequence[Operation], what: str) -> None:
         try:
             if self.name == "nccl":
                 ops = [dist.P2POp(call, tensor, rank, self._group) for call, rank, tensor in calls]

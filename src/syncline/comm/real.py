@@ -16,7 +16,7 @@ from syncline.comm.base import Partials, Strips
 from syncline.comm.context import Context
 
 
-class Plan(NamedTuple):
+class Prepared(NamedTuple):
     """A collective, ready to run."""
 
     run: Callable[[str], None]
@@ -58,7 +58,7 @@ class RealCommunicator(ABC):
         self.meet("barrier")
 
     def _run(
-        self, plans: dict[str, Any], what: str, prepare: Callable[[Any], Plan], argument: Any
+        self, plans: dict[str, Any], what: str, prepare: Callable[[Any], Prepared], argument: Any
     ) -> None:
         plan = plans.get(what)
         if plan is None:
@@ -67,16 +67,16 @@ class RealCommunicator(ABC):
         plan.run(what)
 
     @abstractmethod
-    def plan_reduce_scatter(self, partials: Partials) -> Plan: ...
+    def plan_reduce_scatter(self, partials: Partials) -> Prepared: ...
 
     @abstractmethod
-    def plan_all_gather(self, strips: Strips) -> Plan: ...
+    def plan_all_gather(self, strips: Strips) -> Prepared: ...
 
     @abstractmethod
-    def plan_all_reduce(self, partials: Partials) -> Plan: ...
+    def plan_all_reduce(self, partials: Partials) -> Prepared: ...
 
     @abstractmethod
-    def plan_reduce(self, partials: Partials, root: int) -> Plan: ...
+    def plan_reduce(self, partials: Partials, root: int) -> Prepared: ...
 
     @abstractmethod
     def copy_from(self, tensor: torch.Tensor, root: int) -> int:
@@ -107,11 +107,11 @@ class RealCommunicator(ABC):
         """Give back memory, doorbells and connections."""
 
 
-def one_after_the_other(*plans: Plan) -> Plan:
+def one_after_the_other(*plans: Prepared) -> Prepared:
     """Join plans to one that runs them in order."""
 
     def run(what: str) -> None:
         for plan in plans:
             plan.run(what)
 
-    return Plan(run, sum(plan.num_bytes for plan in plans))
+    return Prepared(run, sum(plan.num_bytes for plan in plans))

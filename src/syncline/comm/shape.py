@@ -65,7 +65,7 @@ def by_machine(ranks: Sequence[int], ranks_per_machine: int) -> Machines:
 
 
 @dataclass(frozen=True)
-class Shape:
+class GroupShape:
     """A group by positions, as communicators count."""
 
     kind: Kind
@@ -80,15 +80,15 @@ class Shape:
         return (tuple(sorted(position for machine in self.machines for position in machine)),)
 
 
-def shape_of(machines: Machines) -> Shape:
+def shape_of(machines: Machines) -> GroupShape:
     """Return a group's shape from its ranks by machine."""
     at = {rank: position for position, rank in enumerate(positions_of(machines))}
     by_position = tuple(tuple(at[rank] for rank in machine) for machine in machines)
     rounds = zip_longest(*by_position)
     columns = tuple(tuple(one for one in column if one is not None) for column in rounds)
-    return Shape(kind_of(machines), by_position, columns)
+    return GroupShape(kind_of(machines), by_position, columns)
 
 
-def even_shape(machines: int, ranks_per_machine: int) -> Shape:
+def even_shape(machines: int, ranks_per_machine: int) -> GroupShape:
     """Return the shape of equal machines."""
     return shape_of(by_machine(range(machines * ranks_per_machine), ranks_per_machine))

@@ -24,10 +24,10 @@ from syncline.comm.context import Context
 from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.limits import SCRATCH_BYTES
 from syncline.comm.machine import Bell, Star, as_tensor, round_up
-from syncline.comm.real import Plan, RealCommunicator, one_after_the_other
+from syncline.comm.real import Prepared, RealCommunicator, one_after_the_other
 from syncline.comm.shape import shape_of
 from syncline.comm.shared_window import SharedCalls, SharedWindow
-from syncline.comm.volume import Work, sent_bytes, stages, work_of_partials, work_of_strips
+from syncline.comm.volume import Volume, sent_bytes, stages, volume_of_partials, volume_of_strips
 from syncline.comm.window import Functions, Window
 
 _LINE_BYTES = 64
@@ -46,7 +46,7 @@ class SharedMemory(RealCommunicator):
     num_channels = 1  # a meeting takes microseconds: there is nothing to fill
 
     def __init__(self, context: Context, ranks: Sequence[int], star: Star) -> None:
-        """`star` connects these ranks and nobody else; it is closed with the communicator."""
+        """`star` connects just these ranks; it is closed with the communicator."""
         super().__init__(context)
         self.star = star
         self.ranks = tuple(ranks)
@@ -116,7 +116,7 @@ class SharedMemory(RealCommunicator):
     def publish(self, partials: Partials) -> None:
         partials.told_by = self._counts[self.hub.channel] + 1
 
-    def plan_reduce_scatter(self, partials: Partials) -> Plan:
+    def plan_reduce_scatter(self, partials: Partials) -> Prepared:
         check_owner(partials.slots, self)
         start, stop = partials.cuts[self.position : self.position + 2]
         add_up = prepare_reach(partials, start, stop, partials.strip(self.position))
@@ -125,10 +125,10 @@ class SharedMemory(RealCommunicator):
             self.meet(what)
             add_up()
 
-        work = work_of_partials(partials, self._shape)
-        return Plan(run, self._sent_bytes("reduce_scatter", work))
+        volume = volume_of_partials(partials, self._shape)
+        return Prepared(run, self._sent_bytes("reduce_scatter", volume))
 
-    def plan_all_gather(self, strips: Strips) -> Plan:
+    def plan_all_gather(self, strips: Strips) -> Prepared:
         copies = self._copies(strips)
 
         def run(what: str) -> None:
@@ -136,7 +136,7 @@ class SharedMemory(RealCommunicator):
             for mine, peer in copies:
                 mine.copy_(peer)
 
-        return Plan(run, self._sent_bytes("all_gather", work_of_strips(strips)))
+        return Prepared(run, self._sent_bytes("all_gather", volume_of_strips(strips)))
 
     def _copies(self, strips: Strips) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the strips that this rank copies: where to, and from whose memory."""
@@ -151,7 +151,7 @@ class SharedMemory(RealCommunicator):
             if at != self.position and start < stop
         ]
 
-    def plan_all_reduce(self, partials: Partials) -> Plan:
+    def plan_all_reduce(self, partials: Partials) -> Prepared:
         if not partials.is_small:
             gather = self.plan_all_gather(partials.gathered)
             return one_after_the_other(self.plan_reduce_scatter(partials), gather)
@@ -164,10 +164,10 @@ class SharedMemory(RealCommunicator):
                 self.meet(what)
             add_up()
 
-        work = work_of_partials(partials, self._shape)
-        return Plan(run, self._sent_bytes("all_reduce", work))
+        volume = volume_of_partials(partials, self._shape)
+        return Prepared(run, self._sent_bytes("all_reduce", volume))
 
-    def plan_reduce(self, partials: Partials, root: int) -> Plan:
+    def plan_reduce(self, partials: Partials, root: int) -> Prepared:
         sums, copies = self.plan_reduce_scatter(partials), self._copies(partials.gathered)
 
         def run(what: str) -> None:
@@ -176,12 +176,12 @@ class SharedMemory(RealCommunicator):
             for mine, peer in copies if self.position == root else ():
                 mine.copy_(peer)
 
-        work = work_of_partials(partials, self._shape, root)
-        return Plan(run, self._sent_bytes("reduce", work))
+        volume = volume_of_partials(partials, self._shape, root)
+        return Prepared(run, self._sent_bytes("reduce", volume))
 
-    def _sent_bytes(self, what: str, work: Work) -> int:
+    def _sent_bytes(self, what: str, volume: Volume) -> int:
         """Return how much of this rank's memory its peers read."""
-        return sent_bytes(stages(what, self._shape, work), self.position)
+        return sent_bytes(stages(what, self._shape, volume), self.position)
 
     def copy_from(self, tensor: torch.Tensor, root: int) -> int:
         """Copy through a small segment of its own: for set-up, not for the step path."""

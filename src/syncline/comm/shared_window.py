@@ -2,7 +2,7 @@
 
 A get reads the peer's memory in place. A rank has two slots and publishes into the one that is not
 current; a reader first says which slot it reads, and a slot that is being read is not written. So
-nobody reads half of one version and half of another, and nobody waits for a peer that is frozen.
+no rank reads half of one version and half of another, or waits for a peer that is frozen.
 
 A call is a cell in shared memory and a ring at the owner's door: where the values lie, where the
 answer goes, and a number that is written last. The owner reads and writes the caller's memory
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from syncline.comm.shared_memory import SharedMemory
 
 _CELL_BYTES = 1024
+"""Twelve words and a note: what a push tells of its strip fits (`strategies/terms.py`)."""
 _RING = 32
-"""Calls that a rank may have under way to one owner."""
+"""Calls that a rank may have under way to one owner: reasoned, two for each of sixteen buckets."""
 
 # Words of a cell. The first and the last but one are written last, by caller and owner.
 _ASKED, _WINDOW, _FUNCTION, _ANSWERED = 0, 1, 2, 3
@@ -38,6 +39,7 @@ _VALUES, _OUT = slice(6, 9), slice(9, 12)
 _NOTE_AT = 96
 _NOTHING = (-1, 0, 0)
 _READ_S = 0.1
+"""How long a reader may hold a slot: reasoned, ten times what copying 50 MB takes."""
 
 
 class SharedCalls:
@@ -202,7 +204,8 @@ class SharedWindow(ServedWindow):
         deadline = time.monotonic() + _READ_S
         while spare + 1 in self._readers(at):
             if self._is_blocked or time.monotonic() > deadline:
-                # Somebody fell asleep over it: the version before stays, and next time we know.
+                # A reader still holds the slot: the old version stays published, and the next
+                # attempt does not wait for that reader again.
                 self._is_blocked = True
                 return False
             time.sleep(0.0005)
@@ -236,7 +239,7 @@ class SharedWindow(ServedWindow):
             self._board[mark] = 1 + version % 2
             with self._calls.fence:
                 pass
-            # Still the latest: then whoever writes it next finds the mark.
+            # Still the latest: then the owner finds the mark before it writes there again.
             if self._board[at] == version:
                 break
         peers = self._slots[version % 2].peers

@@ -4,11 +4,12 @@ What is sent to a peer goes out by urgency, then in the order in which it was as
 link never idles while something waits. Messages are sent in pieces, so that an urgent one need not
 wait for the end of one that is not; the kernel is given little more than is on its way. Each piece
 has a short header that says which conversation it belongs to; the n-th message of a conversation
-meets the n-th receive. One that comes before its receive is kept until then, so nobody's wire
-stands still for a slow peer.
+meets the n-th receive. One that comes before its receive is kept until then, so that a slow peer
+does not make the connection stand still.
 
-Every connection proves the job's key both ways before the first byte. Sockets are served by
-whoever sleeps in the hub: no thread of their own, and the kernel's buffers bridge arithmetic.
+Every connection proves the job's key both ways before the first byte. Sockets are served by the
+thread that sleeps in the hub, and have none of their own. While it does arithmetic, the kernel's
+buffers keep the link busy.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import socket
 import struct
 import termios
 import time
-import zlib
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -31,6 +31,7 @@ import torch
 
 from syncline.comm.context import Context
 from syncline.comm.control import Control
+from syncline.comm.group_numbers import GroupNumbers
 from syncline.comm.hub import NUM_CHANNELS, PATIENT, Hub
 from syncline.comm.network import Addressed
 from syncline.comm.network_window import NetworkWindow
@@ -39,17 +40,32 @@ from syncline.comm.window import Functions, Window
 from syncline.errors import CommError
 
 _HEADER = struct.Struct("<IIIQ")  # group, channel, bytes of the piece, bytes of the message
+# The limits below are reasoned from 1 Gbit/s, which carries 125 kB in a millisecond, unless it says
+# that they were measured (docs/decisions/0007 and 0008).
 _PIECE_BYTES = 128 << 10
+"""An urgent message waits for the piece that is being written: a millisecond."""
 _PATIENT_S = 0.003
+"""Patient messages fill the link for this long ahead. Measured: without such a limit the kernel
+takes megabytes, and reduces that came after them took 50 ms instead of 16."""
 _LEAST_PATIENT_BYTES = 16 << 10
+"""On a slow link they still go out in pieces of some ten packets, which are worth a call."""
 _UNSENT_BYTES = 128 << 10
+"""The kernel holds what the link carries while we pause, a millisecond, and no more than that."""
 _MOST_BYTES = 1 << 20
+"""Fast links get larger pieces, but none that takes much longer than 0.1 ms to copy."""
 _WINDOW_S = 0.01
+"""A rate is measured over ten pauses of the hub: in one of them too little comes to tell."""
 _READ_AT_ONCE = 4 << 20
+"""One peer's bytes are read for a millisecond at most, then the other peers' turn comes."""
 _LARGEST_BYTES = 1 << 40
+"""More than any machine's memory: a message that announces more is not one of ours."""
 _CHECK_S = 0.2
+"""A wait looks this often whether it makes sense: ranks are known to be gone after seconds."""
 _BULKY_BYTES = 256 << 10
+"""More than a socket's buffer takes at once, so it comes in several reads and a pause saves some.
+Measured: pausing for these takes processor time from 110-130 to 84-97 ms a step."""
 _MOST_SPARES = 8
+"""Early messages come on each of five channels; some of two steps may wait at the same time."""
 
 Conversation = tuple[int, int]
 """A group's number and a channel."""
@@ -99,11 +115,11 @@ Turn = tuple[int, int, _Outgoing]
 
 @dataclass(eq=False)
 class _Incoming:
-    """A message that is arriving: where it goes, how much has come, and who waits for it."""
+    """A message that is arriving: where it goes, how much has come, which exchange waits for it."""
 
     target: memoryview
     exchange: Exchange | None
-    """None while nobody has asked for it: it comes early."""
+    """None while no receive was posted for it: it comes early."""
     num_bytes: int = 0
 
 
@@ -215,7 +231,7 @@ class _Peer:
         self._deliver(early.popleft(), (target, exchange))
 
     def listen(self, conversation: Conversation, listener: Listener) -> None:
-        """Hand every message of a conversation to somebody, from the first on."""
+        """Hand every message of a conversation to a listener, from the first on."""
         self._listeners[conversation] = listener
         early = self._early[conversation]
         while early:
@@ -247,7 +263,7 @@ class _Peer:
             if events & select.EPOLLOUT:
                 self._write()
         except (OSError, EOFError) as error:
-            # Who is gone, and whether in good order, is for the control connections to say.
+            # The control connections say whether the peer is gone, and how.
             self.failure = str(error) or type(error).__name__
             self._hub.forget(self._sock.fileno())
 
@@ -412,32 +428,6 @@ class _Peer:
         self._sock.close()
 
 
-class GroupNumbers:
-    """Numbers by which ranks tell the conversations of one group from those of another.
-
-    The ranks of a group find the same number without a word: from who they are, and how many
-    groups they have made of just these ranks. Numbers are hashes, so two groups might get the
-    same; whoever is in both notices.
-    """
-
-    def __init__(self) -> None:
-        self._num_made: dict[tuple[int, ...], int] = defaultdict(int)
-        self._names: dict[int, object] = {0: "all ranks"}
-
-    def take(self, ranks: Sequence[int]) -> int:
-        members = tuple(sorted(ranks))
-        self._num_made[members] += 1
-        name = (members, self._num_made[members])
-        number = zlib.crc32(repr(name).encode())
-        if number in self._names:
-            raise CommError(
-                f"the groups {name} and {self._names[number]} have the same number {number}. "
-                "Make one of them twice, and close the first."
-            )
-        self._names[number] = name
-        return number
-
-
 class Streams:
     """This rank's connections with all others, as one group of ranks uses them."""
 
@@ -490,10 +480,10 @@ class Streams:
         self._windows.append(part)
         return NetworkWindow(part, context, ranks, num_elements, dtype, functions)
 
-    # Messages that nobody waits for, at one urgency, so that they keep their order.
+    # Messages without a posted receive, at one urgency, so that they keep their order.
 
     def listen(self, channel: int, listener: Listener) -> None:
-        """Hand every message on a channel to somebody, from whichever rank it comes."""
+        """Hand every message on a channel to a listener, from whichever rank it comes."""
         for peer in self._peers.values():
             peer.listen((self._group, channel), listener)
 

@@ -2,7 +2,7 @@
 
 A node is a range (low, high) of shards. It splits at the largest power of two below its length,
 so the tree depends on the number of shards alone. Ranks hold contiguous ranges of shards; each
-adds up its own canonical nodes, and whoever owns a strip adds the ranks' nodes, always the same
+adds up its own canonical nodes, and the owner of a strip adds the ranks' nodes, always the same
 pairs. Floating-point addition is commutative but not associative: same pairs, same bits.
 
 A sum may be taken in stages: each group of ranks first adds up its largest nodes, then the groups'

@@ -64,7 +64,7 @@ class Endpoint:
     """Set when the next call has been served."""
 
     def look_up(self, clock: Clock) -> None:
-        """Let whoever waits for something to change look again."""
+        """Let processes that wait for something to change look again."""
         changed, self.changed = self.changed, Signal(clock)
         if changed is not None:
             changed.set()

@@ -10,7 +10,7 @@ import torch
 from syncline.comm.base import Partials, Strips, even_cuts, prepare_reach
 from syncline.comm.cost import Phase, phases
 from syncline.comm.shape import Machines, positions_of, shape_of
-from syncline.comm.volume import Work, stages, strip_bytes, work_of_partials, work_of_strips
+from syncline.comm.volume import Volume, stages, strip_bytes, volume_of_partials, volume_of_strips
 from syncline.perf.trace import TaskId
 from syncline.virtual.clock import Signal
 from syncline.virtual.link import Port
@@ -35,7 +35,7 @@ END_OF_LENDING = Charge("end_lending", 0, (Phase("inside", 1, 0.0),), ())
 
 @dataclass(eq=False)
 class Gathering:
-    """One collective: who has come, with what."""
+    """One collective: which positions have come, with what."""
 
     charge: Charge
     done: Signal
@@ -62,7 +62,7 @@ class VirtualGroup:
         self.parts: dict[tuple[Machines, int], VirtualGroup] = {}
         self.windows: dict[tuple[int, int], VirtualWindow] = {}
         """Each rank's end of each window, by the window's number and the rank."""
-        self._charges: dict[tuple[str, Work], Charge] = {}
+        self._charges: dict[tuple[str, Volume], Charge] = {}
         self._known: dict[tuple[Any, ...], tuple[Charge, object]] = {}
         """Charges by the very cuts and spread, which many ranks have in common: to hash a thousand
         cuts for each of a thousand ranks takes seconds. They are kept, so their id is theirs."""
@@ -70,7 +70,7 @@ class VirtualGroup:
     def allocate(
         self, number: int, num_elements: int, dtype: torch.dtype
     ) -> tuple[torch.Tensor, ...]:
-        """Return everybody's memory of the number-th allocation; who asks first makes it."""
+        """Return all ranks' memory of the number-th allocation; the first rank to ask makes it."""
         if number == len(self.allocations):
             device = self.world.device
             if device.type == "meta":
@@ -88,7 +88,7 @@ class VirtualGroup:
         return self.allocations[number][0]
 
     def part(self, machines: Machines, number: int) -> VirtualGroup:
-        """Return the number-th subgroup of some ranks; who asks first makes it."""
+        """Return the number-th subgroup of some ranks; the first rank to ask makes it."""
         key = (machines, number)
         if key not in self.parts:
             self.parts[key] = VirtualGroup(self.world, machines)
@@ -98,15 +98,15 @@ class VirtualGroup:
         cuts, spread = partials.cuts, partials.spread
         key = (what, id(cuts), id(spread), partials.result.itemsize, root)
         if key not in self._known:
-            work = work_of_partials(partials, self.shape, root)
-            self._known[key] = self._charge(what, work), (cuts, spread)
+            volume = volume_of_partials(partials, self.shape, root)
+            self._known[key] = self._charge(what, volume), (cuts, spread)
         return self._known[key][0]
 
     def charge_gather(self, strips: Strips) -> Charge:
         memory = strips.memory
         key = ("all_gather", id(strips.cuts), memory.mine.itemsize, memory.is_common)
         if key not in self._known:
-            charge = self._charge("all_gather", work_of_strips(strips))
+            charge = self._charge("all_gather", volume_of_strips(strips))
             self._known[key] = charge, strips.cuts
         return self._known[key][0]
 
@@ -115,19 +115,19 @@ class VirtualGroup:
         is_hierarchical = self.shape.kind == "hierarchical"
         num_strips = len(self.machines) if is_hierarchical else self.size
         strips = strip_bytes(even_cuts(num_elements, num_strips), element_bytes)
-        return self._charge("broadcast", Work(strips, root=root))
+        return self._charge("broadcast", Volume(strips, root=root))
 
     def charge_barrier(self) -> Charge:
-        return self._charge("barrier", Work((0,) * self.size))
+        return self._charge("barrier", Volume((0,) * self.size))
 
-    def _charge(self, what: str, work: Work) -> Charge:
-        charge = self._charges.get((what, work))
+    def _charge(self, what: str, volume: Volume) -> Charge:
+        charge = self._charges.get((what, volume))
         if charge is None:
-            time = phases(what, self.shape, work, self.world.algorithm)
-            each = zip(*(stage.sent() for stage in stages(what, self.shape, work)), strict=True)
+            time = phases(what, self.shape, volume, self.world.algorithm)
+            each = zip(*(stage.sent() for stage in stages(what, self.shape, volume)), strict=True)
             sent = tuple(int(sum(one)) for one in each) or (0,) * self.size
-            charge = Charge(what, int(work.size_bytes), time, sent)
-            self._charges[what, work] = charge
+            charge = Charge(what, int(volume.size_bytes), time, sent)
+            self._charges[what, volume] = charge
         return charge
 
 

@@ -72,7 +72,7 @@ class VirtualWindow:
         group.windows[number, me.rank] = self
 
     def publish(self, values: torch.Tensor) -> bool:
-        # A clone, since whoever has got the version before may still read it.
+        # A clone, since a rank that has got the version before may still read it.
         self.published = values.clone() if values.device.type != "meta" else values
         self.version += 1
         return True

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from syncline.comm.limits import SCRATCH_BYTES, SMALL_BYTES, TOKEN_BYTES
-from syncline.comm.shape import Machines, Shape
+from syncline.comm.shape import GroupShape, Machines
 
 if TYPE_CHECKING:
     from syncline.comm.base import Partials, Strips
@@ -64,7 +64,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Work:
+class Volume:
     """What a collective is about, in bytes."""
 
     strips: tuple[float, ...]
@@ -82,7 +82,9 @@ class Work:
         return sum(self.strips)
 
 
-def stages(what: str, shape: Shape, work: Work, *, has_short_way: bool = True) -> tuple[Stage, ...]:
+def stages(
+    what: str, shape: GroupShape, volume: Volume, *, has_short_way: bool = True
+) -> tuple[Stage, ...]:
     """Return the exchanges of a collective, one after the other.
 
     With `has_short_way` what is small goes to everybody at once. A broadcast's strips are those in
@@ -92,28 +94,28 @@ def stages(what: str, shape: Shape, work: Work, *, has_short_way: bool = True) -
         raise ValueError(f"no collective is called {what!r}; there are {', '.join(COLLECTIVES)}")
     if shape.kind == "alone":
         return ()
-    is_short = has_short_way and work.size_bytes <= SMALL_BYTES
+    is_short = has_short_way and volume.size_bytes <= SMALL_BYTES
     if shape.kind == "shared memory":
-        return _shared_memory(what, shape, work, is_short)
+        return _shared_memory(what, shape, volume, is_short)
     if shape.kind == "network":
-        return _network(what, shape.everybody, work, is_short)
-    return _hierarchical(what, shape, work, is_short)
+        return _network(what, shape.everybody, volume, is_short)
+    return _hierarchical(what, shape, volume, is_short)
 
 
 def _ones(num_positions: int, only: int | None = None) -> list[float]:
     return [1.0 if only is None or at == only else 0.0 for at in range(num_positions)]
 
 
-def _meeting(shape: Shape) -> Stage:
+def _meeting(shape: GroupShape) -> Stage:
     nothing = _ones(sum(map(len, shape.machines)), -1)
     return Stage("inside", shape.machines, nothing, nothing, is_payload=False)
 
 
-def _network(what: str, everybody: Machines, work: Work, is_short: bool) -> tuple[Stage, ...]:
+def _network(what: str, everybody: Machines, volume: Volume, is_short: bool) -> tuple[Stage, ...]:
     """Messages from rank to rank (`network.py`): strips, or everything to everybody if small."""
-    size, strips, whole = len(work.strips), work.strips, work.size_bytes
-    ones, to_root = _ones(size), _ones(size, work.root)
-    reduce = Stage("across", everybody, work.sums, strips, whole_bytes=whole)
+    size, strips, whole = len(volume.strips), volume.strips, volume.size_bytes
+    ones, to_root = _ones(size), _ones(size, volume.root)
+    reduce = Stage("across", everybody, volume.sums, strips, whole_bytes=whole)
     gather = Stage("across", everybody, strips, ones, whole_bytes=whole)
     match what:
         case "reduce_scatter":
@@ -121,7 +123,7 @@ def _network(what: str, everybody: Machines, work: Work, is_short: bool) -> tupl
         case "all_gather":
             return (gather,)
         case "all_reduce":
-            everything = [count * whole for count in work.sums]
+            everything = [count * whole for count in volume.sums]
             short = Stage("across", everybody, everything, ones)
             return (short,) if is_short else (reduce, gather)
         case "reduce":
@@ -136,24 +138,26 @@ def _network(what: str, everybody: Machines, work: Work, is_short: bool) -> tupl
             return (Stage("across", everybody, tokens, ones, is_payload=False),)
 
 
-def _shared_memory(what: str, shape: Shape, work: Work, is_short: bool) -> tuple[Stage, ...]:
+def _shared_memory(
+    what: str, shape: GroupShape, volume: Volume, is_short: bool
+) -> tuple[Stage, ...]:
     """One machine (`shared_memory.py`): an exchange is a meeting, then peers' memory is read."""
-    group, size, strips = shape.machines, len(work.strips), work.strips
-    ones, to_root = _ones(size), _ones(size, work.root)
-    reduce = Stage("inside", group, work.sums, strips)
+    group, size, strips = shape.machines, len(volume.strips), volume.strips
+    ones, to_root = _ones(size), _ones(size, volume.root)
+    reduce = Stage("inside", group, volume.sums, strips)
     gather = Stage("inside", group, strips, ones)
     match what:
         case "reduce_scatter":
             return (reduce,)
         case "all_gather":
-            return (_meeting(shape),) if work.is_common else (gather,)
+            return (_meeting(shape),) if volume.is_common else (gather,)
         case "all_reduce":
-            everything = [count * work.size_bytes for count in work.sums]
+            everything = [count * volume.size_bytes for count in volume.sums]
             return (Stage("inside", group, everything, ones),) if is_short else (reduce, gather)
         case "reduce":
             return reduce, Stage("inside", group, strips, to_root)
         case "broadcast":
-            return _through_scratch(group, [work.size_bytes * one for one in to_root], ones)
+            return _through_scratch(group, [volume.size_bytes * one for one in to_root], ones)
         case _:
             return (_meeting(shape),)
 
@@ -167,13 +171,15 @@ def _through_scratch(
     return replace(read, is_payload=False), read
 
 
-def _hierarchical(what: str, shape: Shape, work: Work, is_short: bool) -> tuple[Stage, ...]:
+def _hierarchical(
+    what: str, shape: GroupShape, volume: Volume, is_short: bool
+) -> tuple[Stage, ...]:
     """Several machines of several ranks (`hierarchical.py`): columns inside, then across.
 
     There is no short way for small sums, and a reduce gives the result to all.
     """
-    machines, columns, strips = shape.machines, shape.columns, work.strips
-    num_machines, whole = len(machines), work.size_bytes
+    machines, columns, strips = shape.machines, shape.columns, volume.strips
+    num_machines, whole = len(machines), volume.size_bytes
     size = num_machines * len(columns)
     ones, meeting = _ones(size), _meeting(shape)
     if what == "barrier":
@@ -181,8 +187,8 @@ def _hierarchical(what: str, shape: Shape, work: Work, is_short: bool) -> tuple[
         return meeting, Stage("across", columns, tokens, ones, is_payload=False), meeting
     if what == "broadcast":
         # The ranks that carry the root's column cross; then each of them copies for its machine.
-        column, first = divmod(work.root, num_machines)
-        carried = Work(strips, root=first)
+        column, first = divmod(volume.root, num_machines)
+        carried = Volume(strips, root=first)
         across = [
             replace(
                 one,
@@ -198,13 +204,13 @@ def _hierarchical(what: str, shape: Shape, work: Work, is_short: bool) -> tuple[
     of_column = [cuts[position // num_machines] for position in range(size)]
     gather = (
         Stage("across", columns, strips, ones, whole_bytes=whole),
-        meeting if work.is_common else Stage("inside", machines, of_column, ones),
+        meeting if volume.is_common else Stage("inside", machines, of_column, ones),
     )
     if what == "all_gather":
         return gather
-    left = [work.machine_sums[position % num_machines] for position in range(size)]
+    left = [volume.machine_sums[position % num_machines] for position in range(size)]
     reduce = (
-        Stage("inside", machines, work.sums, of_column),
+        Stage("inside", machines, volume.sums, of_column),
         Stage("across", columns, left, strips, whole_bytes=whole),
     )
     return reduce if what == "reduce_scatter" else reduce + gather
@@ -218,20 +224,20 @@ def _spread_out(values: Sequence[float], positions: Sequence[int], size: int) ->
     return found
 
 
-def work_of_partials(partials: Partials, shape: Shape, root: int = 0) -> Work:
+def volume_of_partials(partials: Partials, shape: GroupShape, root: int = 0) -> Volume:
     """Say what a sum is about."""
     spread = partials.spread
     machine_sums: tuple[int, ...] = ()
     if shape.kind == "hierarchical":
         machine_sums = tuple(map(len, spread.across_groups(shape.machines).nodes))
     strips = strip_bytes(partials.cuts, partials.result.itemsize)
-    return Work(strips, tuple(map(len, spread.nodes)), machine_sums, root)
+    return Volume(strips, tuple(map(len, spread.nodes)), machine_sums, root)
 
 
-def work_of_strips(strips: Strips) -> Work:
+def volume_of_strips(strips: Strips) -> Volume:
     """Say what a gather is about."""
     memory = strips.memory
-    return Work(strip_bytes(strips.cuts, memory.mine.itemsize), is_common=memory.is_common)
+    return Volume(strip_bytes(strips.cuts, memory.mine.itemsize), is_common=memory.is_common)
 
 
 def strip_bytes(cuts: Sequence[int], element_bytes: int) -> tuple[int, ...]:

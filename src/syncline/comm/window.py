@@ -1,4 +1,4 @@
-"""Windows: what a rank exposes to the others, who come when they like.
+"""Windows: what a rank exposes to the others, for them to get or call at any time.
 
 A window is made by all ranks of a communicator together and then used by each alone. Each rank may
 
@@ -27,6 +27,7 @@ from syncline.comm.context import Context
 from syncline.errors import CommError, PeerGone, RankFailed
 
 MAX_NOTE_BYTES = 928
+"""What a cell of shared memory holds beside its twelve words (`shared_window.py`)."""
 
 
 @dataclass(eq=False)
@@ -81,7 +82,7 @@ class Window(Protocol):
     def publish(self, values: torch.Tensor) -> bool:
         """Let others get a copy of these values from now on.
 
-        False if the version before stays, since somebody fell asleep over reading one.
+        Return False if a reader still holds the old buffer; the old version then stays published.
         """
 
     def get(self, position: int) -> Pending:
@@ -116,7 +117,7 @@ Functions = Mapping[str, Function]
 
 
 class Done:
-    """A call of one's own, or a get that took no time."""
+    """A call of a rank to itself, or a get that took no time."""
 
     def __init__(self, number: int, values: torch.Tensor | None = None) -> None:
         self._number = number
@@ -138,7 +139,7 @@ class Done:
 
 
 class Lost(Done):
-    """A call to somebody who was gone already."""
+    """A call to a rank that was gone already."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(0)
@@ -156,7 +157,7 @@ def serve_oneself(
     out: Memory | None,
     note: bytes,
 ) -> Done:
-    """Call a function of one's own: nothing travels."""
+    """Call a function of the calling rank itself: nothing travels."""
     return Done(functions[function](Call.of(rank, values, out, note)))
 
 
@@ -212,7 +213,7 @@ class Patience:
 
 
 class ServedWindow:
-    """What the real windows have in common: who is asked, what is counted, how calls are served."""
+    """What the real windows have in common: counting calls, sending and serving them."""
 
     def __init__(self, ranks: tuple[int, ...], context: Context, functions: Functions) -> None:
         self._ranks = ranks
@@ -307,7 +308,7 @@ class AloneWindow:
         late: Callable[[], Sequence[int]] | None = None,
     ) -> None:
         if not is_true():
-            raise RuntimeError(f"nobody is there who could help: {why()}")
+            raise RuntimeError(f"a rank alone waits for calls that no other rank can make: {why()}")
 
     def gone(self) -> frozenset[int]:
         return frozenset()
