@@ -12,7 +12,7 @@ from torch import nn
 import syncline
 from ranks import RankError, run_ranks
 from syncline.checkpoint import digest_of
-from syncline.comm import shared_memory
+from syncline.comm import base
 from syncline.engine.bucket import Bucket
 from syncline.perf.trace import Recorder
 from syncline.strategies import STRATEGIES, Synchronous
@@ -269,11 +269,11 @@ def test_the_whole_optimizer_state_is_the_same_on_every_rank_and_refused_on_one(
     }
 
 
-@pytest.mark.parametrize("small", [0, 1 << 14])
+@pytest.mark.parametrize("small", [0, 1 << 16])
 def test_the_norm_of_one_step_leaves_nothing_to_the_next(small):
     def work():
         # Sums of many elements are left in the very memory that the next norm is added up in.
-        shared_memory._SMALL_ELEMENTS = small
+        base.SMALL_BYTES = small
         rank = syncline.init()
         model = nn.Linear(3000, 1, bias=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

@@ -22,12 +22,13 @@ import torch
 
 from syncline.comm.alone import Alone
 from syncline.comm.base import Communicator
+from syncline.comm.context import Context
 from syncline.comm.control import Control
 from syncline.comm.hierarchical import Hierarchical
 from syncline.comm.hub import Hub
 from syncline.comm.network import Network, Transport
-from syncline.comm.rendezvous import Links, Place, local_address_towards, meet
-from syncline.comm.shared_memory import Machine, SharedMemory, is_supported
+from syncline.comm.rendezvous import Connections, Place, local_address_towards, meet
+from syncline.comm.shared_memory import SharedMemory, is_supported
 from syncline.comm.streams import connect_streams
 from syncline.engine.lane import Lane
 from syncline.engine.replica import Replica
@@ -54,7 +55,7 @@ class Session:
         self.replicas: list[Replica] = []
         self.control: Control | None = None
         self.comm: Communicator = Alone(world.rank)
-        self._links = Links()
+        self._links = Connections()
         self._store: Any = None  # kept: rank 0's is the one that serves the others
         self._owns_group = False
         self._is_closed = False
@@ -153,9 +154,10 @@ class Session:
 
     def _make_communicator(self, kind: str) -> Communicator:
         assert self.control is not None
+        context = Context(self.control, self.hub)
         if self._store is None:
             if is_supported():
-                return SharedMemory.of_machine(self._machine())
+                return SharedMemory.of_machine(context, self._links.memory)
             raise ConfigError(
                 "comm",
                 "this processor does not keep stores in order",
@@ -163,7 +165,7 @@ class Session:
                 "Use comm='network'.",
             )
         transport = self._make_transport(kind)
-        everybody = Network(transport, range(self.world.size), self.control, self.hub)
+        everybody = Network(context, transport, range(self.world.size))
         everybody.barrier()  # nobody leaves, and takes the store along, before all have met
         if self.world.num_machines == 1:
             return everybody
@@ -178,15 +180,9 @@ class Session:
                 else "it is made for x86-64",
             )
             return everybody
-        inside = SharedMemory.of_machine(self._machine())
-        column = [members[self.world.local_rank] for members in self._machines]
-        across = everybody.group_of(column)
-        assert isinstance(across, Network)
-        return Hierarchical(inside, across, everybody, self._machines)
-
-    def _machine(self) -> Machine:
-        assert self.control is not None
-        return Machine(self.control, self.hub, self._links.memory)
+        inside = SharedMemory.of_machine(context, self._links.memory)
+        everybody = Network(context, transport, range(self.world.size), tuple(self._machines))
+        return Hierarchical.of(context, inside, everybody)
 
     def _make_transport(self, kind: str) -> Transport:
         assert self.control is not None

@@ -256,7 +256,7 @@ def test_what_the_store_says_is_checked_before_use():
     found = read_address(place, FakeStore(b"10.1.2.3 4567"), "control", 0)
     assert found == (socket.AF_INET, ("10.1.2.3", 4567))
     for nonsense in (b"10.1.2.3; rm -rf 1", b"evil.example.com 80", b"10.1.2.3 99999", b"\xff\xfe"):
-        with pytest.raises(CommError, match="somebody else writes there"):
+        with pytest.raises(CommError, match="another program writes there"):
             read_address(place, FakeStore(nonsense), "control", 0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 
 import pytest
 import torch
@@ -25,6 +26,8 @@ WORLDS = {
     "network, 3 ranks": (3, 1, "network"),
     "torch, 2 ranks": (2, 1, "torch"),
     "2 machines with 2 ranks": (4, 2, "auto"),
+    "2 machines with 2 ranks, dealt in turn": (4, 2, "in turn"),
+    "2 machines with 3 ranks": (6, 2, "auto"),
     "3 machines with 2 ranks": (6, 3, "auto"),
     "virtual, 1 rank": (1, 1, "virtual"),
     "virtual, 3 ranks": (3, 1, "virtual"),
@@ -41,7 +44,12 @@ def in_world(world, work):
         return run_virtual(size, work, machines)
 
     def on_rank():
-        syncline.init(comm=kind)
+        if kind == "in turn":
+            # Ranks 0 and 2 on the first machine, 1 and 3 on the second.
+            rank = int(os.environ["RANK"])
+            os.environ["GROUP_RANK"] = str(rank % machines)
+            os.environ["LOCAL_RANK"] = str(rank // machines)
+        syncline.init(comm="auto" if kind == "in turn" else kind)
         return work(current_session().comm)
 
     return run_ranks(size, on_rank, machines=machines)
@@ -65,9 +73,15 @@ def make_partials(comm, shards, num_elements, cuts=None) -> Partials:
     spread = Spread.even(shards, comm.ranks)
     num_slots = max(plan_leaves(nodes)[1] for nodes in spread.nodes)
     slots = [comm.allocate(num_elements, torch.float32) for _ in range(num_slots)]
-    for slot, node in zip(slots, spread.nodes[comm.position], strict=False):
-        slot.mine.copy_(tree_sum(node, num_elements))
-    return Partials(slots, cuts or even_cuts(num_elements, comm.size), spread, 1 / shards)
+    cuts = cuts or even_cuts(num_elements, comm.size)
+    partials = Partials(slots, cuts, spread, 1 / shards)
+    fill(comm, partials)
+    return partials
+
+
+def fill(comm, partials) -> None:
+    for slot, node in zip(partials.slots, partials.spread.nodes[comm.position], strict=False):
+        slot.mine.copy_(tree_sum(node, slot.mine.numel()))
 
 
 def bits(tensor: torch.Tensor) -> str:
@@ -91,10 +105,7 @@ def test_reduce_scatter_gives_each_rank_its_strip_of_the_tree_sum(world, more_sh
             mine = partials.strip(comm.position)
             results.append(bits(mine))
             comm.barrier()
-            for slot, node in zip(
-                partials.slots, partials.spread.nodes[comm.position], strict=False
-            ):
-                slot.mine.copy_(tree_sum(node, 1000))
+            fill(comm, partials)
             comm.barrier()
         low, high = partials.cuts[comm.position : comm.position + 2]
         return results, [low, high]
@@ -133,6 +144,34 @@ def test_all_reduce_gives_everybody_the_tree_sum(world, num_elements):
         return bits(partials.result)
 
     assert in_world(world, work) == [bits(expected(size + 2, num_elements))] * size
+
+
+@every_communicator
+@pytest.mark.parametrize("num_elements", [50, 40_000])
+def test_operations_on_the_same_partials_do_not_replay_each_other(world, num_elements):
+    size = WORLDS[world][0]
+    shards = size + 1
+
+    def work(comm):
+        partials = make_partials(comm, shards, num_elements)
+        where = partials.result.data_ptr()
+        found = []
+        for what in ("reduce_scatter", "all_reduce", "reduce_scatter", "all_reduce"):
+            fill(comm, partials)
+            comm.barrier()
+            getattr(comm, what)(partials)
+            whole = what == "all_reduce"
+            found.append(bits(partials.result if whole else partials.strip(comm.position)))
+            assert partials.result.data_ptr() == where
+            comm.barrier()
+        is_in_slot = where == partials.slots[0].mine.data_ptr()
+        return found, list(partials.cuts[comm.position : comm.position + 2]), is_in_slot
+
+    whole = expected(shards, num_elements)
+    for found, (low, high), is_in_slot in in_world(world, work):
+        strip = bits(whole[low:high])
+        assert found == [strip, bits(whole), strip, bits(whole)]
+        assert is_in_slot == (num_elements == 40_000 or size == 1)
 
 
 @every_communicator

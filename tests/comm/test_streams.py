@@ -8,6 +8,7 @@ import torch
 import syncline
 from ranks import run_ranks
 from syncline.comm.base import Memory, Strips, even_cuts
+from syncline.comm.group_numbers import GroupNumbers
 from syncline.comm.hub import PATIENT
 from syncline.comm.streams import _Peer
 from syncline.session import current_session
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.processes
 
 def strips_of(num_elements, comm):
     memory = torch.full((num_elements,), -1.0)
-    strips = Strips(Memory(memory), even_cuts(num_elements, comm.size))
+    strips = Strips(Memory(memory, owner=comm), even_cuts(num_elements, comm.size))
     first = strips.cuts[comm.position]
     mine = strips.mine(comm.position)
     mine.copy_(torch.arange(first, first + mine.numel()))
@@ -76,3 +77,12 @@ def test_no_link_carries_a_broadcast_more_than_twice():
 
     least = num_bytes * (size - 1) // size  # what every rank passes on
     assert run_ranks(size, work) == [least, 2 * least, least, least]
+
+
+def test_groups_of_other_ranks_have_other_numbers_and_all_members_find_them():
+    one, other = GroupNumbers(), GroupNumbers()
+    groups = [(0, 1), (1, 0), (0, 2), (0, 1, 2), (0, 1)]
+    found = [one.take(ranks) for ranks in groups]
+    assert len(set(found)) == len(groups)
+    # A rank that is in fewer groups finds the same numbers for those.
+    assert [other.take(groups[k]) for k in (0, 1, 4)] == [found[k] for k in (0, 1, 4)]

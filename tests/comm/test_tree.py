@@ -10,9 +10,11 @@ from syncline.comm.tree import (
     CHUNK_ELEMENTS,
     Spread,
     cover,
+    largest_nodes,
     plan_leaves,
     plan_sum,
     prepare_sum,
+    prepare_sums,
     shard_range,
     split,
 )
@@ -61,6 +63,51 @@ def test_any_number_of_ranks_gives_the_bits_of_the_whole_tree(world, seed):
     prepare_sum((0, shards), sources, out, 1 / shards)()
 
     assert torch.equal(out, expected)
+
+
+@st.composite
+def grouped_worlds(draw):
+    """Shards, some ranks with shards or without, and any partition of them into groups."""
+    shards = draw(st.integers(1, 20))
+    held_by = [draw(st.integers(0, 5)) for _ in range(shards)]
+    size = max(held_by) + 1
+    group_of = [draw(st.integers(0, size - 1)) for _ in range(size)]
+    groups = [[at for at in range(size) if group_of[at] == k] for k in set(group_of)]
+    nodes = [
+        tuple(largest_nodes((0, shards), [s for s in range(shards) if held_by[s] == at]))
+        for at in range(size)
+    ]
+    return Spread(shards, tuple(nodes)), groups
+
+
+@given(grouped_worlds(), st.integers(0, 2**32 - 1))
+@settings(deadline=None)
+def test_a_sum_in_stages_has_the_bits_of_the_flat_one(world, seed):
+    spread, groups = world
+    generator = torch.Generator().manual_seed(seed)
+    leaves = [torch.randn(7, generator=generator) * 10.0 ** (i % 5) for i in range(spread.shards)]
+
+    across = spread.across_groups(groups)
+    counted = [shard for nodes in across.nodes for node in nodes for shard in range(*node)]
+    assert sorted(counted) == list(range(spread.shards))
+    sums = []
+    for group, ends in zip(groups, across.nodes, strict=True):
+        sources = [(n, tree_sum(leaves, n)) for at in group for n in spread.nodes[at]]
+        outs = [torch.full((7,), float("nan")) for _ in ends]
+        prepare_sums(ends, sources, outs)()
+        sums += zip(ends, outs, strict=True)
+    out = torch.empty(7)
+    prepare_sum((0, spread.shards), sums, out, 1.0)()
+
+    assert torch.equal(out, tree_sum(leaves, (0, spread.shards)))
+
+
+def test_stages_may_be_stages_of_stages():
+    # Six ranks with a shard each, in three groups, of which two are grouped again.
+    spread = Spread.even(6, range(6))
+    pairs = spread.across_groups([(0, 1), (2, 5), (3, 4)])
+    assert pairs.nodes == (((0, 2),), ((2, 3), (5, 6)), ((3, 4), (4, 5)))
+    assert pairs.across_groups([(0,), (1, 2)]).nodes == (((0, 2),), ((2, 4), (4, 6)))
 
 
 def test_the_order_of_summation_matters_at_all():

@@ -10,17 +10,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from syncline.comm import virtual
+from syncline.comm.cost import plan
 from syncline.errors import ConfigError, DeadlockError
 from syncline.faults import Conditions, Fault, Jitter, LinkChange
-from syncline.perf.cost import plan
 from syncline.sim.run import simulate
 from syncline.strategies import Strategy
 from syncline.virtual.link import Links
 from worlds import cluster, run_program, workload
 
-RATE = 1024.0
-TWO = workload((1024, 1.0, 2.0), (1024, 1.0, 2.0))
-MESSAGE_S = 0.5  # half of a bucket of 1024 bytes to the one peer, each way
+BUCKET = 2 * 4096  # two blocks of 1024 elements: a strip for each of two ranks
+RATE = float(BUCKET)
+TWO = workload((BUCKET, 1.0, 2.0), (BUCKET, 1.0, 2.0))
+MESSAGE_S = 0.5  # half of a bucket to the one peer, each way
 FLAGS_S = 5 * 4 / RATE  # two parameters, changed buffers, two losses: all to the one peer
 
 
@@ -51,7 +52,7 @@ def test_two_ranks_and_two_buckets_with_overlap():
     assert outcome.step_s == 7.0 + FLAGS_S
     assert outcome.alone_s == 2 * 6.0
     # A step sends half of both buckets twice, and the flags.
-    assert outcome.sent_bytes == 2 * 1024 + 5 * 4
+    assert outcome.sent_bytes == 2 * BUCKET + 5 * 4
 
 
 def test_two_ranks_and_two_buckets_without_overlap():
@@ -97,9 +98,9 @@ def test_a_link_that_halves_its_rate_in_the_middle_of_a_message():
 
 
 def test_input_is_loaded_while_the_step_before_runs():
-    hidden = workload((1024, 1.0, 2.0), (1024, 1.0, 2.0), input_s=5.0)
+    hidden = workload((BUCKET, 1.0, 2.0), (BUCKET, 1.0, 2.0), input_s=5.0)
     assert simulate(hidden, cluster(2, rate=RATE), steps=4, bucket_bytes=1).step_s == 7.0 + FLAGS_S
-    bound = workload((1024, 1.0, 2.0), (1024, 1.0, 2.0), input_s=9.0)
+    bound = workload((BUCKET, 1.0, 2.0), (BUCKET, 1.0, 2.0), input_s=9.0)
     assert simulate(bound, cluster(2, rate=RATE), steps=4, bucket_bytes=1).step_s == 9.0
 
 
@@ -176,12 +177,16 @@ def test_faults_of_ranks_that_are_not_there_are_refused():
 
 @pytest.mark.parametrize(("ranks", "per_machine"), [(4, 1), (4, 2), (8, 4), (6, 6)])
 def test_machines_with_several_ranks_take_as_long_as_their_plan_says(ranks, per_machine):
+    size_bytes = 24 * 4096  # 24 blocks: equal strips for any of these worlds
     outcome = simulate(
-        workload((4096, 1.0, 2.0)), cluster(ranks, per_machine, rate=RATE), steps=2, bucket_bytes=1
+        workload((size_bytes, 1.0, 2.0)),
+        cluster(ranks, per_machine, rate=RATE),
+        steps=2,
+        bucket_bytes=1,
     )
     shape = {"machines": ranks // per_machine, "ranks_per_machine": per_machine}
     for kind, what in (("reduce", "reduce_scatter"), ("gather", "all_gather")):
-        expected = sum(phase.num_bytes for phase in plan(what, 4096, **shape)) / RATE
+        expected = sum(phase.num_bytes for phase in plan(what, size_bytes, **shape)) / RATE
         (task,) = tasks(outcome, kind, step=0)
         assert task.end_s - task.start_s == pytest.approx(expected)
 

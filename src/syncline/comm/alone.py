@@ -1,4 +1,7 @@
-"""The communicator of a world of one: every collective is a sum of one's own, or nothing."""
+"""The communicator of a group of one: it adds up its own partial sums and sends nothing.
+
+No peer is read, so memory that another communicator allocated will do as well.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from syncline.comm.base import Communicator, Memory, Partials, Strips
+from syncline.comm.traffic import Traffic
 from syncline.comm.tree import prepare_sum
 from syncline.comm.window import AloneWindow, Functions, Window
 
@@ -20,26 +24,45 @@ class Alone:
     num_machines = 1
     num_channels = 1
 
-    def __init__(self, rank: int = 0) -> None:
+    def __init__(
+        self, rank: int = 0, traffic: Traffic | None = None, device: torch.device | None = None
+    ) -> None:
+        self.traffic = traffic or Traffic()
         self.ranks = (rank,)
+        self.machines = (self.ranks,)
+        self._device = device
+
+    @classmethod
+    def of(
+        cls,
+        rank: int,
+        wanted: Sequence[int],
+        traffic: Traffic,
+        device: torch.device | None = None,
+    ) -> Alone | None:
+        """Return the communicator of a rank alone, if it is wanted."""
+        return cls(rank, traffic, device) if rank in wanted else None
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
-        mine = torch.zeros(num_elements, dtype=dtype)
-        return Memory(mine, (mine,))
+        mine = torch.zeros(num_elements, dtype=dtype, device=self._device)
+        return Memory(mine, (mine,), owner=self)
 
     def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
-        return Memory(torch.zeros(num_elements, dtype=dtype), is_common=True)
+        mine = torch.zeros(num_elements, dtype=dtype, device=self._device)
+        return Memory(mine, is_common=True, owner=self)
 
     def publish(self, partials: Partials) -> None:
         pass
 
     def reduce_scatter(self, partials: Partials) -> None:
-        if partials.plan is None:
+        add_up = partials.plans.get("reduce_scatter")
+        if add_up is None:
             nodes = partials.spread.nodes[0]
             sources = [(node, slot.mine) for node, slot in zip(nodes, partials.slots, strict=False)]
             root = (0, partials.spread.shards)
-            partials.plan = prepare_sum(root, sources, partials.result, partials.scale)
-        partials.plan()
+            add_up = prepare_sum(root, sources, partials.result, partials.scale)
+            partials.plans["reduce_scatter"] = add_up
+        add_up()
 
     def all_reduce(self, partials: Partials) -> None:
         self.reduce_scatter(partials)
@@ -56,8 +79,11 @@ class Alone:
     def barrier(self) -> None:
         pass
 
+    def end_lending(self) -> None:
+        pass
+
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
-        return Alone(self.ranks[0]) if self.ranks[0] in ranks else None
+        return Alone.of(self.ranks[0], ranks, self.traffic, self._device)
 
     def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
         return AloneWindow(self.ranks[0], functions)

@@ -8,23 +8,33 @@ handed out:
 - `allocate_common` gives one memory to all ranks of a machine.
 
 What a rank passes to a collective is *lent*: peers may read it until a later collective of the same
-communicator returns. Until then only the rank's own strip may be written.
+communicator returns, or `end_lending`. Until then only the rank's own strip may be written.
 
 `position` is the rank's place in this communicator, and the number of the strip that it owns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from syncline.comm.limits import SMALL_BYTES
+from syncline.comm.traffic import Traffic
 from syncline.comm.tree import Spread, prepare_sum
 
 if TYPE_CHECKING:
     from syncline.comm.window import Functions, Window
+
+
+class Group(Protocol):
+    """Some ranks of the world, by position."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
 
 
 @dataclass(eq=False)
@@ -34,13 +44,15 @@ class Memory:
     mine: torch.Tensor
     peers: tuple[torch.Tensor, ...] | None = None
     is_common: bool = False
+    owner: Group | None = field(default=None, repr=False)
+    """The group that allocated it, by whose positions `peers` are."""
     origin: tuple[int, int] | None = None
     """The number of the allocation and the first element in it, where peers find it by that."""
 
     def part(self, start: int, stop: int) -> Memory:
         peers = self.peers and tuple(peer[start:stop] for peer in self.peers)
         origin = self.origin and (self.origin[0], self.origin[1] + start)
-        return Memory(self.mine[start:stop], peers, self.is_common, origin)
+        return Memory(self.mine[start:stop], peers, self.is_common, self.owner, origin)
 
 
 @dataclass(eq=False)
@@ -49,8 +61,8 @@ class Strips:
 
     memory: Memory
     cuts: tuple[int, ...]
-    plan: Any = field(default=None, repr=False)
-    """What the communicator has prepared for it."""
+    plans: dict[str, Any] = field(default_factory=dict, repr=False)
+    """What the communicator has prepared, by operation."""
 
     def mine(self, position: int) -> torch.Tensor:
         return self.memory.mine[self.cuts[position] : self.cuts[position + 1]]
@@ -61,20 +73,37 @@ class Partials:
     """What a rank knows of a sum over all shards: slot k holds the k-th node of its spread.
 
     After `reduce_scatter` the rank's own strip of slot 0 holds scale * sum. After `all_reduce`
-    `result` holds all of it; it may be memory of its own, and is the rank's to keep.
+    `result` holds all of it, and is the rank's to keep.
     """
 
     slots: list[Memory]
     cuts: tuple[int, ...]
     spread: Spread
     scale: float
-    plan: Any = field(default=None, repr=False)
-    result: torch.Tensor = field(init=False, repr=False)
+    plans: dict[str, Any] = field(default_factory=dict, repr=False)
+    """What the communicator has prepared, by operation: one does not replay another's."""
     told_by: int | None = None
     """The collective with which peers hear that the slots are filled, if they were published."""
 
     def __post_init__(self) -> None:
-        self.result = self.slots[0].mine
+        whole = self.slots[0].mine
+        self.is_small = whole.numel() * whole.itemsize <= SMALL_BYTES
+        has_own_result = self.is_small and len(self.spread.nodes) > 1
+        self._result = torch.zeros_like(whole) if has_own_result else whole
+
+    @property
+    def result(self) -> torch.Tensor:
+        """Where `all_reduce` leaves the sum, always the same memory.
+
+        A small sum has memory of its own, since peers still read the slots when it is there. A
+        large one, or that of a rank alone, is left in slot 0.
+        """
+        return self._result
+
+    @cached_property
+    def gathered(self) -> Strips:
+        """Slot 0 as strips, for the second half of a large all-reduce."""
+        return Strips(self.slots[0], self.cuts)
 
     def strip(self, position: int) -> torch.Tensor:
         return self.slots[0].mine[self.cuts[position] : self.cuts[position + 1]]
@@ -98,9 +127,20 @@ class Communicator(Protocol):
         """The world's ranks in this communicator, by position."""
 
     @property
+    def machines(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks by machine, machines in order.
+
+        Positions go round the machines: the first `num_machines` lie on as many machines, and so
+        on. The network counts each rank as a machine of its own, unless it is told otherwise.
+        """
+
+    @property
     def num_machines(self) -> int:
-        """On how many machines they are. Positions go round the machines, so that the first
-        `num_machines` lie on as many machines, and so on."""
+        """How many machines there are in `machines`."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """How many bytes this rank has handed to its peers, in all communicators of the world."""
 
     @property
     def num_channels(self) -> int:
@@ -136,17 +176,45 @@ class Communicator(Protocol):
     def barrier(self) -> None:
         """Return when every rank has called it."""
 
+    def end_lending(self) -> None:
+        """Return when no peer reads memory any more that this rank has lent on this channel.
+
+        Every rank calls it, on a channel whose last collective closes nothing: after a
+        `reduce_scatter` or `all_reduce` peers may still read the slots, after an `all_gather` of
+        private memory the strip. It costs a meeting where peers read memory in place, and nothing
+        where they are sent copies.
+        """
+
     def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
         """Make a window in which each rank may publish so many elements. Every rank calls it."""
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
-        """Return a communicator of some of the world's ranks; None where this rank is not in it.
+        """Return a communicator of some of these ranks; None where this rank is not in it.
 
-        Every rank of this communicator calls it, with the same ranks.
+        Every rank of this communicator calls it, with the same ranks: any set of them, whose order
+        does not matter. The world owns it: it lives until it is closed or the world is.
         """
 
     def close(self) -> None:
-        """Give back memory and connections. Peers are not waited for."""
+        """Give back memory and connections. Peers are not waited for.
+
+        A subgroup gives back what is its own, and the world goes on. The world closes the
+        subgroups that are still open.
+        """
+
+
+def check_owner(memories: Iterable[Memory], owner: Group) -> None:
+    """Refuse memory of another communicator, whose positions stand for other ranks.
+
+    Called when an operation is prepared: sums of the wrong memory would go unnoticed later.
+    """
+    for memory in memories:
+        if memory.owner is not owner:
+            found = "no group" if memory.owner is None else f"ranks {memory.owner.ranks}"
+            raise AssertionError(
+                f"memory that {found} allocated was given to another communicator, of ranks "
+                f"{owner.ranks}: pass memory to the communicator that allocated it"
+            )
 
 
 def prepare_reach(

@@ -1,16 +1,16 @@
-"""Who lives, who is gone, and how everybody hears of it within seconds.
+"""Which ranks live, which are gone, and how every rank hears of it within seconds.
 
 One thread per rank watches the control connections (a star on every machine, a star of machines
 above it). Three ways to fail, three messages:
 
 - died: the connection hung up without a farewell; known at once;
 - silent: no heartbeat for `silent_s`: a frozen process or a machine that is cut off;
-- hung: somebody has waited for it for `hung_s`, and no other rank has got on for as long. A slow
+- hung: a rank has waited for it for `hung_s`, and no other rank has got on for as long. A slow
   rank, or one that waits for a slow one, is not hung.
 
-The first failure is passed on to every rank; who waits is woken. Where the others can go on without
-a rank (`tolerate`), its end is noted and passed on, and nobody fails: every rank then watches the
-processes of its machine by itself, and their beats: the end of a leader leaves nobody blind.
+The first failure is passed on to every rank, and ranks that wait are woken. Where the others can go
+on without a rank (`tolerate`), its end is noted and passed on, and no rank fails. Every rank then
+watches the processes of its machine by itself, so that it need not hear of them from a leader.
 Across machines a leader that leaves in good order passes messages on until all below it have left.
 Each rank keeps a progress record (step, bucket, phase) where its machine's ranks can read it even
 after its death.
@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import selectors
-import signal
 import socket
 import threading
 import time
@@ -31,19 +29,21 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from syncline.comm.handshake import Frames, pack
-from syncline.comm.progress import LEFT, ProgressBoard, Record, describe
-from syncline.comm.rendezvous import Links, Place
+from syncline.comm.processes import LocalProcesses
+from syncline.comm.progress import Record, Reports, share_board
+from syncline.comm.rendezvous import Connections, Place
 from syncline.errors import CommError, RankDied, RankFailed, RankHung, RankSilent
 
 log = logging.getLogger("syncline")
 
 HEARTBEAT_S = 1.0
+"""Some may be late without a rank being called silent, and a message a second costs nothing."""
 LAST_WORDS_S = 5.0
-"""How long a rank that fails by its own fault has to say why."""
+"""A rank that fails by its own fault may say why for so long: a traceback takes that when busy."""
 _HOW: dict[str, type[RankFailed]] = {"died": RankDied, "silent": RankSilent, "hung": RankHung}
 
 
-class Message(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+class ControlMessage(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """Everything that control connections carry."""
 
     records: dict[int, Record] = {}
@@ -59,7 +59,7 @@ class Control:
     """This rank's end of the control connections, and its verdict on the others."""
 
     def __init__(
-        self, place: Place, links: Links, *, silent_s: float = 20.0, hung_s: float = 600.0
+        self, place: Place, links: Connections, *, silent_s: float = 20.0, hung_s: float = 600.0
     ) -> None:
         self.place = place
         self.silent_s = silent_s
@@ -68,27 +68,19 @@ class Control:
         self.left: set[int] = set()
         self.gone: dict[int, RankFailed] = {}
         """Ranks that died or fell silent while the others go on without them."""
-        self.progress = self._share_progress(links)
+        self.progress = share_board(place, links.memory)
         self._links = dict(links.children)
         if links.parent is not None:
             self._links[links.parent[0]] = links.parent[1]
         self._parent = links.parent[0] if links.parent else None
         self._children = set(links.children)
-        self._records: dict[int, Record] = {}
-        self._begun: dict[int, int] = {}
-        self._moved_at = time.monotonic()
-        """When one of the others was last seen to begin a phase."""
+        self._reports = Reports(place, self.progress)
+        self._processes = LocalProcesses(place, self.progress)
         self._heard = dict.fromkeys(self._links, time.monotonic())
         self._frames = {rank: Frames() for rank in self._links}
         self._callbacks: list[Callable[[RankFailed], None]] = []
         self._gone_callbacks: list[Callable[[int], None]] = []
         self._tolerated: frozenset[int] = frozenset()
-        self._beats: dict[int, tuple[int, float]] = {}
-        """How many beats each watched rank of this machine had made, and since when."""
-        self._fences: dict[int, float] = {}
-        """When ranks that count as gone are ended, should they still be there."""
-        self._pidfds: dict[int, int] = {}
-        """Processes that are watched: file descriptor -> rank."""
         self._lock = threading.RLock()
         self._wake, self._waker = socket.socketpair()
         self._changed = threading.Condition(self._lock)
@@ -98,20 +90,6 @@ class Control:
             sock.settimeout(5.0)
         self._thread = threading.Thread(target=self._watch, name="syncline-control", daemon=True)
         self._thread.start()
-
-    def _share_progress(self, links: Links) -> ProgressBoard:
-        local_size = len(self.place.local_ranks)
-        if self.place.local_rank == 0:
-            file = ProgressBoard.create(local_size)
-            for sock in links.memory.values():
-                socket.send_fds(sock, [b"p"], [file])
-        else:
-            (sock,) = links.memory.values()
-            _, (file, *_), _, _ = socket.recv_fds(sock, 1, 1)
-        try:
-            return ProgressBoard(file, local_size, self.place.local_rank)
-        finally:
-            os.close(file)
 
     # What the rank's own threads call.
 
@@ -134,22 +112,18 @@ class Control:
         Only for ranks of one machine.
         """
         self._tolerated = frozenset(ranks)
-        for at, rank in enumerate(self.place.local_ranks):
-            if rank != self.place.rank:
-                try:
-                    self._pidfds[os.pidfd_open(self.progress.pid(at))] = rank
-                except ProcessLookupError:
-                    self._note_end(rank)
+        for rank in self._processes.watch():
+            self._note_end(rank)
         self._waker.send(b"x")
 
     def _note_end(self, rank: int) -> None:
         """A rank's process has ended: in good order, if it said so."""
         if not self._has_said_farewell(rank) and rank not in self.left:
-            self._fail(rank, "died", f"rank {rank} died {self._last_of(rank)}.")
+            self._fail(rank, "died", f"rank {rank} died {self._reports.describe(rank)}.")
 
     def _has_said_farewell(self, rank: int) -> bool:
         """Look at the board whether a rank of this machine ended in good order; take note."""
-        if self.progress.read(self.place.local_ranks.index(rank))[2] != LEFT:
+        if not self._reports.has_left(rank):
             return False
         self.left.add(rank)
         self._tell_gone(rank)
@@ -171,55 +145,40 @@ class Control:
                 raise RankDied(
                     rank,
                     f"rank {rank} ended its run in good order, but rank {self.place.rank} still "
-                    f"waits for it ({what} {self._last_of(self.place.rank)}). Give every rank the "
-                    "same number of steps.",
+                    f"waits for it ({what} {self._reports.describe(self.place.rank)}). Give every "
+                    "rank the same number of steps.",
                 )
         if waiting_for:
             self.check_hung(waiting_for[0], waited_s, what)
             self.check()
 
     def check_hung(self, rank: int, waited_s: float, what: str) -> None:
-        """Call a rank hung if this one has waited for it too long and nobody gets on."""
-        if waited_s > self.hung_s and self._look_for_progress() > self.hung_s:
+        """Call a rank hung if this one has waited for it too long and no rank gets on."""
+        if waited_s > self.hung_s and self._stuck_s() > self.hung_s:
             self.call_hung(rank, waited_s, what)
 
-    def _look_for_progress(self) -> float:
-        """Return for how many seconds none of the others has begun a phase."""
-        begun, now = self._num_begun(), time.monotonic()
-        if begun != self._begun:
-            self._begun, self._moved_at = begun, now
-        return now - self._moved_at
+    def _stuck_s(self) -> float:
+        """Return for how many seconds none of the others has got on; those that left aside."""
+        return self._reports.stuck_s({*self.left, *self.gone})
 
     def call_hung(self, rank: int, waited_s: float, what: str) -> None:
         """Tell everybody that this rank has waited for another for too long.
 
         Where that one waits too, the one furthest behind is to blame.
         """
-        begun = self._num_begun()
+        begun = self._reports.num_begun({*self.left, *self.gone})
         culprit = min([rank, *begun], key=lambda other: begun.get(other, 0))
         through = "it" if culprit == rank else f"rank {rank}, which waits too"
         self._fail(
             culprit,
             "hung",
-            f"rank {culprit} hangs {self._last_of(culprit)}: rank {self.place.rank} has waited "
-            f"{waited_s:.0f} s for {through} ({what}).",
+            f"rank {culprit} hangs {self._reports.describe(culprit)}: rank {self.place.rank} has "
+            f"waited {waited_s:.0f} s for {through} ({what}).",
         )
 
     def steps(self) -> dict[int, int]:
         """Return how many steps each rank has taken, also those that are gone; as far as heard."""
-        return {rank: record[0] for rank, record in self._all_records().items()}
-
-    def _all_records(self) -> dict[int, Record]:
-        return self._records | self._local_records()
-
-    def _local_records(self) -> dict[int, Record]:
-        return {rank: self.progress.read(at) for at, rank in enumerate(self.place.local_ranks)}
-
-    def _num_begun(self) -> dict[int, int]:
-        """Return how many phases the others have begun, as far as heard; not those that left."""
-        known = self._all_records()
-        gone = {self.place.rank, *self.left, *self.gone}
-        return {rank: record[3] for rank, record in known.items() if rank not in gone}
+        return {rank: record[0] for rank, record in self._reports.everybody().items()}
 
     def verdict(self, patience_s: float = 3.0) -> RankFailed | None:
         """Give the watchers a moment to say why a connection broke."""
@@ -232,11 +191,11 @@ class Control:
         """Tell everybody that this rank fails by its own fault, and why."""
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         rank = self.place.rank
-        sentence = f"rank {rank} failed {self._last_of(rank)}: {why}"
-        self._send_all(Message(gone=rank, how="died", why=sentence))
+        sentence = f"rank {rank} failed {self._reports.describe(rank)}: {why}"
+        self._send_all(ControlMessage(gone=rank, how="died", why=sentence))
 
     def _pass_on_until_all_left(self) -> None:
-        """Stay for those below, who hear of each other through this rank."""
+        """Stay for the ranks below, which hear of each other through this one."""
         while self.failure is None and self._children - self.left - self.gone.keys():
             with self._changed:
                 self._changed.wait(HEARTBEAT_S)
@@ -249,7 +208,7 @@ class Control:
             self._closing = True
         if in_good_order and self.failure is None:
             self.progress.write_left()
-            self._send_all(Message(left=[self.place.rank]))
+            self._send_all(ControlMessage(left=[self.place.rank]))
             if len(self.place.leaders) > 1:
                 self._pass_on_until_all_left()
         self._is_over = True
@@ -259,8 +218,7 @@ class Control:
             sock.close()
         self._wake.close()
         self._waker.close()
-        for file in self._pidfds:
-            os.close(file)
+        self._processes.close()
 
     # The control thread.
 
@@ -275,11 +233,12 @@ class Control:
                 now = last_turn = time.monotonic()
                 if now >= next_beat:
                     self._beat()
-                    self._look_for_progress()
+                    self._stuck_s()
                     next_beat = now + HEARTBEAT_S
-                for file in self._pidfds.keys() - watched:
+                files = self._processes.files
+                for file in files.keys() - watched:
                     watched.add(file)
-                    selector.register(file, selectors.EVENT_READ, self._pidfds[file])
+                    selector.register(file, selectors.EVENT_READ, files[file])
                 for key, _ in selector.select(max(0.0, next_beat - time.monotonic())):
                     if key.fileobj is self._wake:
                         if not self._is_over:
@@ -292,69 +251,62 @@ class Control:
                         self._heard.pop(key.data, None)
                 now = time.monotonic()
                 if now - last_turn > 3 * HEARTBEAT_S:
-                    # This rank itself was frozen: what it did not hear is nobody else's silence.
+                    # This rank itself was frozen: that it heard nothing says nothing of others.
                     self._heard = dict.fromkeys(self._heard, now)
-                    self._beats = {}
+                    self._processes.forget_beats()
                 self._look_for_silence()
-                self._fence()
+                self._processes.end_those_due()
 
     def _beat(self) -> None:
         self.progress.beat()
-        records = self._local_records()
+        records = self._reports.local()
         if self.place.local_rank != 0:
             records = {self.place.rank: records[self.place.rank]}
         for rank in self._links:
             # Upwards only what is ours, downwards all that was heard: nothing goes round.
-            known = records if rank == self._parent else self._records | records
-            self._send([rank], Message(records=known))
+            known = records if rank == self._parent else self._reports.heard | records
+            self._send([rank], ControlMessage(records=known))
 
     def _read(self, rank: int) -> bool:
         """Take in what a peer sent; False when its connection has ended."""
         try:
             data = self._links[rank].recv(1 << 16)
             messages = [
-                msgspec.json.decode(frame, type=Message) for frame in self._frames[rank].feed(data)
+                msgspec.json.decode(frame, type=ControlMessage)
+                for frame in self._frames[rank].feed(data)
             ]
         except (OSError, CommError, msgspec.MsgspecError):
             data, messages = b"", []
         for message in messages:
             self._heard[rank] = time.monotonic()
-            self._records.update(message.records)
+            self._reports.heard.update(message.records)
             if message.left:
                 self.left.update(message.left)
                 self._tell_gone(message.left[0])
-                self._send_all(Message(left=message.left), but=rank)
+                self._send_all(ControlMessage(left=message.left), but=rank)
             if message.gone is not None:
                 self._fail(message.gone, message.how, message.why, source=rank)
         if not data and rank not in self.left and not self._is_over:
-            self._fail(rank, "died", f"rank {rank} died {self._last_of(rank)}.")
+            self._fail(rank, "died", f"rank {rank} died {self._reports.describe(rank)}.")
         return bool(data)
 
     def _look_for_silence(self) -> None:
         now = time.monotonic()
-        for rank in set(self._pidfds.values()) - self.left:
+        for rank in self._processes.watched() - self.left:
             self._has_said_farewell(rank)
-            beats = self.progress.num_beats(self.place.local_ranks.index(rank))
-            if beats != self._beats.get(rank, (-1, 0.0))[0]:
-                self._beats[rank] = beats, now
-        heard_last = {rank: when for rank, (_, when) in self._beats.items()} | self._heard
+            self._processes.look_for_beat(rank, now)
+        heard_last = self._processes.last_beats() | self._heard
         for rank, heard in heard_last.items():
             if now - heard > self.silent_s and rank not in self.left:
                 self._fail(
                     rank,
                     "silent",
                     f"rank {rank} is silent for {now - heard:.0f} s: frozen, or cut off. "
-                    f"Last seen {self._last_of(rank)}.",
+                    f"Last seen {self._reports.describe(rank)}.",
                 )
 
-    def _last_of(self, rank: int) -> str:
-        if rank in self.place.local_ranks:
-            return describe(self.progress.read(self.place.local_ranks.index(rank)))
-        record = self._records.get(rank)
-        return "before its first heartbeat" if record is None else describe(record)
-
     def _fail(self, rank: int, how: str, sentence: str, source: int | None = None) -> None:
-        """Take note of the first failure, pass it on and wake whoever waits."""
+        """Take note of the first failure, pass it on and wake the threads that wait."""
         with self._lock:
             if self.failure is not None or rank in self.gone:
                 return
@@ -363,8 +315,8 @@ class Control:
                 log.warning("rank %d: %s The others go on.", self.place.rank, sentence)
                 self.gone[rank] = failure
                 self._heard.pop(rank, None)
-                self._fences[rank] = time.monotonic() + (LAST_WORDS_S if how == "died" else 0.0)
-                self._send_all(Message(gone=rank, how=how, why=sentence), but=source)
+                self._processes.end_after(rank, LAST_WORDS_S if how == "died" else 0.0)
+                self._send_all(ControlMessage(gone=rank, how=how, why=sentence), but=source)
                 self._tell_gone(rank)
                 return
             if rank != self.place.rank:
@@ -374,7 +326,7 @@ class Control:
             self.failure = failure
             callbacks = list(self._callbacks)
             self._changed.notify_all()
-        self._send_all(Message(gone=rank, how=how, why=sentence), but=source)
+        self._send_all(ControlMessage(gone=rank, how=how, why=sentence), but=source)
         for callback in callbacks:
             callback(failure)
 
@@ -384,19 +336,10 @@ class Control:
         for callback in self._gone_callbacks:
             callback(rank)
 
-    def _fence(self) -> None:
-        """End ranks of this machine that count as gone: they must not come back half-way."""
-        due = {rank for rank, when in list(self._fences.items()) if when <= time.monotonic()}
-        for file, rank in list(self._pidfds.items()):
-            if rank in due:
-                del self._fences[rank]
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(file, signal.SIGKILL)
-
-    def _send_all(self, message: Message, but: int | None = None) -> None:
+    def _send_all(self, message: ControlMessage, but: int | None = None) -> None:
         self._send([rank for rank in self._links if rank != but], message)
 
-    def _send(self, ranks: Iterable[int], message: Message) -> None:
+    def _send(self, ranks: Iterable[int], message: ControlMessage) -> None:
         frame = pack(message)
         with self._lock:
             for rank in ranks:

@@ -18,6 +18,7 @@ import msgspec
 from syncline.errors import CommError, KeyRefused
 
 MAX_FRAME_BYTES = 1 << 20
+"""Heartbeats of a machine with thousands of ranks fit: reasoned, some 100 bytes for each."""
 _LENGTH = struct.Struct("<I")
 
 

@@ -8,46 +8,60 @@ of a machine share the work of sending.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
 
-from syncline.comm.base import Communicator, Memory, Partials, Strips
+from syncline.comm.base import Communicator, Memory, Partials, Strips, check_owner
+from syncline.comm.context import Context
 from syncline.comm.network import Network
+from syncline.comm.real import Prepared, RealCommunicator, one_after_the_other
+from syncline.comm.shape import choose, kind_of, positions_of, shape_of
 from syncline.comm.shared_memory import SharedMemory
-from syncline.comm.tree import Node, cover, prepare_sum
+from syncline.comm.tree import Node, prepare_sums, sources_below
+from syncline.comm.volume import Volume, sent_bytes, stages, volume_of_partials
 from syncline.comm.window import Functions, Pending, Window
-from syncline.errors import CommError
+
+log = logging.getLogger("syncline")
 
 
-class Hierarchical:
-    """All ranks of a world whose machines have equally many ranks."""
+class Hierarchical(RealCommunicator):
+    """Ranks on machines that have equally many of them."""
 
     def __init__(
-        self,
-        inside: SharedMemory,
-        across: Network,
-        everybody: Network,
-        machines: Sequence[Sequence[int]],
+        self, context: Context, inside: SharedMemory, across: Network, everybody: Network
     ) -> None:
-        """`machines[m]` are the world's ranks on machine m, by local rank."""
+        """`inside` has this machine's ranks; `across` one of each machine, of equal number.
+
+        `everybody` has all of them. All three are closed with the communicator.
+        """
+        super().__init__(context)
         self._inside = inside
-        self._everybody = everybody
         self._across = across
-        self.num_machines = len(machines)
-        self._local_size = len(machines[0])
-        self._machine = across.position
+        self._everybody = everybody
+        self.machines = everybody.machines
+        self.num_machines = len(self.machines)
         self.name = f"{inside.name} inside machines, {across.name} across"
-        self.size = self.num_machines * self._local_size
         # Position = strip number: the strips of a column lie side by side.
-        self.ranks = tuple(
-            machines[machine][local]
-            for local in range(self._local_size)
-            for machine in range(self.num_machines)
-        )
-        self.position = inside.position * self.num_machines + self._machine
+        self.ranks = positions_of(self.machines)
+        self.size = len(self.ranks)
+        self._machine = across.position
+        self.position = self.ranks.index(context.rank)
+        assert self.position == inside.position * self.num_machines + self._machine
         self.num_channels = across.num_channels
-        self._machines = machines
+        self._shape = shape_of(self.machines)
+
+    @classmethod
+    def of(cls, context: Context, inside: SharedMemory, everybody: Network) -> Hierarchical:
+        """Make the communicator of the ranks of `everybody`, which all call it.
+
+        They lie on machines with equally many of them; `inside` has those of this machine.
+        """
+        column = tuple((machine[inside.position],) for machine in everybody.machines)
+        across = everybody.group_of(column)
+        assert isinstance(across, Network)
+        return cls(context, inside, across, everybody)
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
         return self._inside.allocate(num_elements, dtype)
@@ -59,43 +73,34 @@ class Hierarchical:
         first = self._inside.position * self.num_machines
         return [(cuts[first + at], cuts[first + at + 1]) for at in range(self.num_machines)]
 
-    def _prepare(self, partials: Partials) -> Callable[[str], None]:
+    def plan_reduce_scatter(self, partials: Partials) -> Prepared:
         """Prepare both stages: sums of the machine's own nodes, then the exchange across."""
+        check_owner(partials.slots, self._inside)
         strips = self._strips_of_column(partials.cuts)
         low, high = strips[0][0], strips[-1][1]
-        root = (0, partials.spread.shards)
-        machine_nodes: list[list[Node]] = []
-        for machine in range(self.num_machines):
-            shards = [
-                shard
-                for local in range(self._local_size)
-                for node in partials.spread.nodes[local * self.num_machines + machine]
-                for shard in node
-            ]
-            machine_nodes.append(cover(root, min(shards), max(shards)))
+        machines = [range(at, self.size, self.num_machines) for at in range(self.num_machines)]
+        across = partials.spread.across_groups(machines)
         sources: list[tuple[Node, torch.Tensor]] = []
-        for local in range(self._local_size):
-            nodes = partials.spread.nodes[local * self.num_machines + self._machine]
+        for local, position in enumerate(machines[self._machine]):
+            nodes = partials.spread.nodes[position]
             for node, slot in zip(nodes, partials.slots, strict=False):
                 assert slot.peers is not None
                 sources.append((node, slot.peers[local][low:high]))
-        sums: list[Callable[[], None]] = []
+        ends = across.nodes[self._machine]
         columns: list[torch.Tensor] = []
-        for node in machine_nodes[self._machine]:
-            below = [one for one in sources if node[0] <= one[0][0] and one[0][1] <= node[1]]
+        for end in ends:
+            below = sources_below(end, sources)
             if len(below) == 1:
-                columns.append(below[0][1])
-                continue
-            if len(machine_nodes[self._machine]) == 1:
-                # In place: nobody else reads this rank's own column of its own slot.
-                column = partials.slots[0].mine[low:high]
+                columns.append(below[0][1])  # it is sent from where it lies
+            elif len(ends) == 1:
+                # In place: no other rank reads this rank's own column of its own slot.
+                columns.append(partials.slots[0].mine[low:high])
             else:
-                column = torch.empty(high - low, dtype=partials.result.dtype)
-            sums.append(prepare_sum(node, below, column, 1.0))
-            columns.append(column)
+                columns.append(torch.empty(high - low, dtype=partials.result.dtype))
+        add_up = prepare_sums(ends, sources, columns)
         exchange = self._across.prepare(
-            partials.spread.shards,
-            machine_nodes,
+            across.shards,
+            across.nodes,
             columns,
             [(start - low, stop - low) for start, stop in strips],
             partials.strip(self.position),
@@ -103,54 +108,64 @@ class Hierarchical:
         )
 
         def run(what: str) -> None:
-            self._inside.barrier()
-            for add_up in sums:
-                add_up()
-            exchange(what)
+            self._inside.meet(what)
+            add_up()
+            exchange.run(what)
 
-        return run
+        volume = volume_of_partials(partials, self._shape)
+        read_bytes = self._read_bytes("reduce_scatter", volume)
+        return Prepared(run, read_bytes + exchange.num_bytes)
+
+    def _read_bytes(self, what: str, volume: Volume) -> int:
+        """Return how much of this rank's memory its peers on the machine read."""
+        return sent_bytes(stages(what, self._shape, volume), self.position, "inside")
 
     def publish(self, partials: Partials) -> None:
         pass
 
-    def reduce_scatter(self, partials: Partials) -> None:
-        if partials.plan is None:
-            partials.plan = self._prepare(partials)
-        partials.plan("reduce_scatter")
+    def plan_all_gather(self, strips: Strips) -> Prepared:
+        check_owner([strips.memory], self._inside)
+        column = self._strips_of_column(strips.cuts)
+        pieces = [strips.memory.mine[start:stop] for start, stop in column]
+        peers = [machine for machine in range(self.num_machines) if machine != self._machine]
+        exchange = self._across.prepare_exchange(
+            [(peer, pieces[self._machine]) for peer in peers],
+            [(peer, pieces[peer]) for peer in peers],
+        )
+        columns = Strips(strips.memory, strips.cuts[:: self.num_machines])
+        return one_after_the_other(exchange, self._inside.plan_all_gather(columns))
 
-    def all_gather(self, strips: Strips) -> None:
-        if strips.plan is None:
-            column = self._strips_of_column(strips.cuts)
-            pieces = [strips.memory.mine[start:stop] for start, stop in column]
-            peers = [machine for machine in range(self.num_machines) if machine != self._machine]
-            strips.plan = self._across.prepare_exchange(
-                [(peer, pieces[self._machine]) for peer in peers],
-                [(peer, pieces[peer]) for peer in peers],
-            )
-        strips.plan("all_gather")
-        if strips.memory.is_common:
-            self._inside.barrier()
-        else:
-            per_column = strips.cuts[:: self.num_machines]
-            self._inside.all_gather(Strips(strips.memory, per_column))
+    def plan_all_reduce(self, partials: Partials) -> Prepared:
+        gather = self.plan_all_gather(partials.gathered)
+        both = one_after_the_other(self.plan_reduce_scatter(partials), gather)
+        if not partials.is_small:
+            return both
 
-    def all_reduce(self, partials: Partials) -> None:
-        self.reduce_scatter(partials)
-        self.all_gather(Strips(partials.slots[0], partials.cuts))
+        def run(what: str) -> None:
+            both.run(what)
+            partials.result.copy_(partials.slots[0].mine)
 
-    def reduce(self, partials: Partials, root: int) -> None:
-        self.all_reduce(partials)
+        return Prepared(run, both.num_bytes)
 
-    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+    def plan_reduce(self, partials: Partials, root: int) -> Prepared:
+        """Give the sum to all: no rank of a machine has all of it by itself."""
+        gather = self.plan_all_gather(partials.gathered)
+        return one_after_the_other(self.plan_reduce_scatter(partials), gather)
+
+    def copy_from(self, tensor: torch.Tensor, root: int) -> int:
         local, machine = divmod(root, self.num_machines)
+        num_bytes = 0
         if self._inside.position == local:
-            self._across.broadcast(tensor, machine)
-        self._inside.broadcast(tensor, local)
+            num_bytes = self._across.copy_from(tensor, machine)
+        return num_bytes + self._inside.copy_from(tensor, local)
 
-    def barrier(self) -> None:
-        self._inside.barrier()
-        self._across.barrier()
-        self._inside.barrier()
+    def meet(self, what: str) -> None:
+        self._inside.meet(what)
+        self._across.meet(what)
+        self._inside.meet(what)
+
+    def end_lending(self) -> None:
+        self._inside.end_lending()  # what crosses is sent when its exchange returns
 
     def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
         return _RoutedWindow(
@@ -162,21 +177,36 @@ class Hierarchical:
         )
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
-        """Make a communicator of ranks of one machine, or of one rank from each of several."""
-        chosen = [[rank for rank in machine if rank in ranks] for machine in self._machines]
-        touched = [machine for machine in chosen if machine]
-        if len(touched) == 1:
-            mine = chosen[self._machine]
-            return self._inside.subgroup(mine) if mine else None
-        if all(len(machine) == 1 for machine in touched):
-            return self._across.group_of([machine[0] for machine in touched])
-        raise CommError(
-            f"subgroup {sorted(ranks)}: neither inside one machine nor one rank from each machine"
-        )
+        machines = choose(self.machines, ranks)
+        kind = kind_of(machines)
+        mine = [rank for rank in self._inside.ranks if rank in ranks]
+        inside = None
+        if mine and kind in ("shared memory", "hierarchical"):
+            # Every rank of a machine calls, also those that are not wanted.
+            inside = self._inside.subgroup(mine)
+        if self.context.rank not in ranks or kind == "shared memory":
+            return inside
+        if kind != "hierarchical":
+            wanted = sorted(positions_of(machines))
+            if len(wanted) > len(machines) and self.context.rank == wanted[0]:
+                log.info(
+                    "the group of ranks %s uses the network, not shared memory: its machines have "
+                    "different numbers of its ranks (%s)",
+                    wanted,
+                    ", ".join(str(len(machine)) for machine in machines),
+                )
+            return self._everybody.group_of(machines)
+        everybody = self._everybody.group_of(machines)
+        assert isinstance(inside, SharedMemory)
+        assert isinstance(everybody, Network)
+        group = Hierarchical.of(self.context, inside, everybody)
+        self.adopt(group)
+        return group
 
-    def close(self) -> None:
+    def release(self) -> None:
         self._inside.close()
         self._across.close()
+        self._everybody.close()
 
 
 class _RoutedWindow:

@@ -1,6 +1,6 @@
 """Where the comm lane sleeps: one epoll for doorbells, connections and new work.
 
-Whoever has to wait looks whether what it waits for has come, and otherwise calls `sleep`. On the
+Code that has to wait looks whether what it waits for has come, and otherwise calls `sleep`. On the
 lane's thread hooks are greenlets: `sleep` lets the others run and comes back when something has
 happened. Anywhere else it just sleeps. So a hook is written as if it were alone, and several are
 under way at once.
@@ -19,10 +19,17 @@ from collections.abc import Callable
 import greenlet
 
 PATIENT = 1 << 16
-"""From this urgency on a message is sent only when little else is on the way."""
+"""From this urgency on a message is sent only when little else is on the way.
+
+Larger than any number of buckets, which order the urgent ones.
+"""
 
 NUM_CHANNELS = 5
-"""One for what belongs to a step as a whole, the others for buckets in turn."""
+"""One for what belongs to a step as a whole, the others for buckets in turn.
+
+Four buckets fill the wire: while one is waited for, others are on their way (decision 7). A rank's
+counts for all of them fit into one cache line of shared memory.
+"""
 
 ALONE = -1
 """The channel of work that starts when all before it is done, and is done before more starts."""
@@ -37,9 +44,9 @@ class Hub:
         self.urgency = 0
         """Of the hook that runs: what it sends goes before anything with a higher number."""
         self.was_woken = False
-        """Whether somebody asked all to look up, since this was last set to False."""
+        """Whether `wake` was called since this was last set to False."""
         self.pause_s = 0.001
-        """How long to let data gather before reading, while there is much."""
+        """How long to let data gather before reading, while there is much (figures: decision 7)."""
         self.num_bulky = 0
         """Exchanges under way that take many reads each."""
         self._again: list[Callable[[], None]] = []

@@ -1,4 +1,4 @@
-"""Meetings of ranks that otherwise do not wait for each other. Who is gone is not waited for."""
+"""Meetings of ranks that otherwise do not wait for each other. Ranks that are gone do not count."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Meeting:
     def tell(self, number: int) -> None:
         """Tell every rank, oneself included, a number that only grows."""
         for position in range(self._comm.size):
-            # Nobody waits for an answer; who is gone hears nothing.
+            # No answer is waited for, and to a rank that is gone nothing is sent.
             self._window.call(position, "reach", note=b"%d" % number)
 
     def until(

@@ -10,20 +10,29 @@ The bytes are carried by a transport: `Streams` (TCP, for processors) or `Proces
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import torch
 
 from syncline.comm.alone import Alone
-from syncline.comm.base import Communicator, Memory, Partials, Strips, even_cuts, small_sum
-from syncline.comm.control import Control
-from syncline.comm.hub import NUM_CHANNELS, Hub
+from syncline.comm.base import (
+    Communicator,
+    Memory,
+    Partials,
+    Strips,
+    check_owner,
+    even_cuts,
+)
+from syncline.comm.context import Context
+from syncline.comm.hub import NUM_CHANNELS
+from syncline.comm.limits import SMALL_BYTES, TOKEN_BYTES
+from syncline.comm.real import Prepared, RealCommunicator, one_after_the_other
+from syncline.comm.shape import Machines, choose, positions_of
 from syncline.comm.tree import Node, prepare_sum
 from syncline.comm.window import Functions, Window
 
-_SMALL_ELEMENTS = 1 << 14
-
-Message = tuple[int, torch.Tensor]
+Addressed = tuple[int, torch.Tensor]
 """A rank of the world, and what goes to it or comes from it."""
 
 
@@ -35,7 +44,7 @@ class Transport(Protocol):
     device: torch.device
 
     def prepare(
-        self, sends: Sequence[Message], receives: Sequence[Message]
+        self, sends: Sequence[Addressed], receives: Sequence[Addressed]
     ) -> Callable[[str], None]:
         """Return what sends and receives everything at once, and waits for all of it."""
 
@@ -43,55 +52,69 @@ class Transport(Protocol):
         """Return a transport for a group of some of the ranks, which alone call this."""
 
     def window(
-        self, ranks: tuple[int, ...], num_elements: int, dtype: torch.dtype, functions: Functions
+        self,
+        context: Context,
+        ranks: tuple[int, ...],
+        num_elements: int,
+        dtype: torch.dtype,
+        functions: Functions,
     ) -> Window:
         """Make a window among ranks, which alone call this."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give back what is this transport's own; that of all ranks closes the connections."""
 
 
-class Network:
+class Network(RealCommunicator):
     """Collectives by messages from rank to rank."""
 
     def __init__(
-        self, transport: Transport, ranks: Sequence[int], control: Control, hub: Hub
+        self,
+        context: Context,
+        transport: Transport,
+        ranks: Sequence[int],
+        machines: Machines | None = None,
     ) -> None:
+        """`transport` is for these ranks and is closed with the communicator."""
+        super().__init__(context)
         self._transport = transport
-        self._control = control
-        self._hub = hub
         self.name = f"network ({transport.name})"
         self.num_channels = transport.num_channels
         self.ranks = tuple(ranks)
-        self.size = self.num_machines = len(self.ranks)
-        self.position = self.ranks.index(control.place.rank)
+        self.machines = machines or tuple((rank,) for rank in self.ranks)
+        self.num_machines = len(self.machines)
+        self.size = len(self.ranks)
+        self.position = self.ranks.index(context.rank)
         self._peers = [peer for peer in range(self.size) if peer != self.position]
         self._received = [self._empty(0, torch.uint8) for _ in range(NUM_CHANNELS)]
+        tokens = self._empty(TOKEN_BYTES, torch.uint8).zero_()
+        to_all = [(peer, tokens) for peer in self._peers]
+        # What arrives is never read, so all channels may write to the same place.
+        from_all = [(peer, torch.empty_like(tokens)) for peer in self._peers]
+        self._meeting = self.prepare_exchange(to_all, from_all)
 
     def _empty(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(num_elements, dtype=dtype, device=self._transport.device)
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
-        return Memory(self._empty(num_elements, dtype).zero_())
+        return Memory(self._empty(num_elements, dtype).zero_(), owner=self)
 
     def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
         return self.allocate(num_elements, dtype)
 
     def prepare_exchange(
-        self, sends: Sequence[Message], receives: Sequence[Message]
-    ) -> Callable[[str], None]:
+        self, sends: Sequence[Addressed], receives: Sequence[Addressed]
+    ) -> Prepared:
         """Prepare to send to and receive from positions, everything at once, and wait for all."""
-        return self._transport.prepare(
-            [(self.ranks[peer], tensor) for peer, tensor in sends if tensor.numel()],
-            [(self.ranks[peer], tensor) for peer, tensor in receives if tensor.numel()],
-        )
-
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
-        self.prepare_exchange(sends, receives)(what)
+        outgoing = [(self.ranks[peer], tensor) for peer, tensor in sends if tensor.numel()]
+        incoming = [(self.ranks[peer], tensor) for peer, tensor in receives if tensor.numel()]
+        num_bytes = sum(tensor.numel() * tensor.itemsize for _, tensor in outgoing)
+        return Prepared(self._transport.prepare(outgoing, incoming), num_bytes)
 
     def _scratch(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Memory for what arrives; a channel has one exchange at a time."""
         size_bytes = num_elements * dtype.itemsize
-        channel = self._hub.channel
+        channel = self.hub.channel
         if self._received[channel].numel() < size_bytes:
             self._received[channel] = self._empty(size_bytes, torch.uint8)
         return self._received[channel][:size_bytes].view(dtype)
@@ -104,8 +127,8 @@ class Network:
         strips: Sequence[tuple[int, int]],
         out: torch.Tensor,
         scale: float,
-    ) -> Callable[[str], None]:
-        """Prepare an exchange: `nodes[p]` are p's partial sums, `strips[p]` the elements p gets.
+    ) -> Prepared:
+        """Prepare a sum: `nodes[p]` are p's partial sums, `strips[p]` the elements that p gets.
 
         `mine` are this rank's partial sums, whole, in the order of its nodes; `out` gets this
         rank's strip of the sum. What was prepared belongs to the channel that it was prepared on.
@@ -118,7 +141,7 @@ class Network:
             for peer in self._peers
             for tensor in mine
         ]
-        receives: list[Message] = []
+        receives: list[Addressed] = []
         sources: list[tuple[Node, torch.Tensor]] = []
         for peer in range(self.size):
             if peer == self.position:
@@ -132,90 +155,90 @@ class Network:
                 sources.append((node, piece))
         exchange = self.prepare_exchange(sends, receives)
         add_up = prepare_sum((0, shards), sources, out, scale)
-        channel = self._hub.channel
+        channel = self.hub.channel
 
         def run(what: str) -> None:
-            assert self._hub.channel == channel, "another channel's scratch memory"
-            exchange(what)
+            assert self.hub.channel == channel, "another channel's scratch memory"
+            exchange.run(what)
             add_up()
 
-        return run
+        return Prepared(run, exchange.num_bytes)
 
     def publish(self, partials: Partials) -> None:
         pass
 
-    def _prepare_all(
+    def end_lending(self) -> None:
+        pass  # an exchange returns when everything is sent
+
+    def meet(self, what: str) -> None:
+        self._meeting.run(what)
+
+    def _plan_sum(
         self, partials: Partials, strips: Sequence[tuple[int, int]], out: torch.Tensor
-    ) -> Callable[[str], None]:
+    ) -> Prepared:
+        check_owner(partials.slots, self)
         nodes = partials.spread.nodes
         mine = [slot.mine for slot in partials.slots[: len(nodes[self.position])]]
         return self.prepare(partials.spread.shards, nodes, mine, strips, out, partials.scale)
 
-    def reduce_scatter(self, partials: Partials) -> None:
-        if partials.plan is None:
-            strips = list(zip(partials.cuts, partials.cuts[1:], strict=False))
-            partials.plan = self._prepare_all(partials, strips, partials.strip(self.position))
-        partials.plan("reduce_scatter")
+    def plan_reduce_scatter(self, partials: Partials) -> Prepared:
+        strips = list(pairwise(partials.cuts))
+        return self._plan_sum(partials, strips, partials.strip(self.position))
 
-    def all_gather(self, strips: Strips) -> None:
-        if strips.plan is None:
-            pieces = [strips.mine(position) for position in range(self.size)]
-            strips.plan = self.prepare_exchange(
-                [(peer, pieces[self.position]) for peer in self._peers],
-                [(peer, pieces[peer]) for peer in self._peers],
-            )
-        strips.plan("all_gather")
+    def plan_all_gather(self, strips: Strips) -> Prepared:
+        check_owner([strips.memory], self)
+        pieces = [strips.mine(position) for position in range(self.size)]
+        return self.prepare_exchange(
+            [(peer, pieces[self.position]) for peer in self._peers],
+            [(peer, pieces[peer]) for peer in self._peers],
+        )
 
-    def all_reduce(self, partials: Partials) -> None:
-        whole = partials.slots[0].mine
-        if whole.numel() > _SMALL_ELEMENTS:
-            self.reduce_scatter(partials)
-            self.all_gather(Strips(partials.slots[0], partials.cuts))
-            return
-        if partials.plan is None:
-            partials.result = torch.empty_like(whole)
-            everything = [(0, whole.numel())] * self.size
-            partials.plan = self._prepare_all(partials, everything, partials.result)
-        partials.plan("all_reduce")
+    def plan_all_reduce(self, partials: Partials) -> Prepared:
+        if not partials.is_small:
+            gather = self.plan_all_gather(partials.gathered)
+            return one_after_the_other(self.plan_reduce_scatter(partials), gather)
+        everything = [(0, partials.result.numel())] * self.size
+        return self._plan_sum(partials, everything, partials.result)
 
-    def reduce(self, partials: Partials, root: int) -> None:
-        self.reduce_scatter(partials)
+    def plan_reduce(self, partials: Partials, root: int) -> Prepared:
         pieces = [partials.strip(position) for position in range(self.size)]
         if self.position == root:
-            self.exchange([], [(peer, pieces[peer]) for peer in self._peers], "reduce")
+            to_root = self.prepare_exchange([], [(peer, pieces[peer]) for peer in self._peers])
         else:
-            self.exchange([(root, pieces[self.position])], [], "reduce")
+            to_root = self.prepare_exchange([(root, pieces[self.position])], [])
+        return one_after_the_other(self.plan_reduce_scatter(partials), to_root)
 
-    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+    def copy_from(self, tensor: torch.Tensor, root: int) -> int:
         """Deal the root's tensor out in strips, then gather them: no link carries it N times."""
         flat = tensor.detach().view(-1)
-        cuts = even_cuts(flat.numel(), self.size)
-        strips = Strips(Memory(flat), cuts)
-        if flat.numel() <= _SMALL_ELEMENTS:
-            strips = Strips(Memory(flat), (0,) * (root + 1) + (flat.numel(),) * (self.size - root))
+        strips = Strips(Memory(flat, owner=self), even_cuts(flat.numel(), self.size))
+        if flat.numel() * flat.itemsize <= SMALL_BYTES:
+            strips.cuts = (0,) * (root + 1) + (flat.numel(),) * (self.size - root)
+            dealt = self.prepare_exchange([], [])
         elif self.position == root:
-            self.exchange([(peer, strips.mine(peer)) for peer in self._peers], [], "broadcast")
+            dealt = self.prepare_exchange([(peer, strips.mine(peer)) for peer in self._peers], [])
         else:
-            self.exchange([], [(root, strips.mine(self.position))], "broadcast")
-        self.all_gather(strips)
-
-    def barrier(self) -> None:
-        self.all_reduce(small_sum(self, 1, torch.float32))
+            dealt = self.prepare_exchange([], [(root, strips.mine(self.position))])
+        copies = one_after_the_other(dealt, self.plan_all_gather(strips))
+        copies.run("broadcast")
+        return copies.num_bytes
 
     def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
-        return self._transport.window(self.ranks, num_elements, dtype, functions)
+        return self._transport.window(self.context, self.ranks, num_elements, dtype, functions)
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
-        return self.group_of([rank for rank in self.ranks if rank in ranks])
-
-    def group_of(self, ranks: Sequence[int]) -> Communicator | None:
-        """Make a communicator of any ranks of the world; only they need to call."""
-        mine = self._control.place.rank
-        if mine not in ranks:
+        if self.context.rank not in ranks:
             return None
-        if len(ranks) == 1:
-            return Alone(mine)
-        return Network(self._transport.part(ranks), ranks, self._control, self._hub)
+        return self.group_of(choose(self.machines, ranks))
 
-    def close(self) -> None:
+    def group_of(self, machines: Machines) -> Network | Alone:
+        """Make a communicator of these ranks, which alone need to call."""
+        ranks = positions_of(machines)
+        if len(ranks) == 1:
+            return Alone(ranks[0], self.traffic)
+        group = Network(self.context, self._transport.part(ranks), ranks, machines)
+        self.adopt(group)
+        return group
+
+    def release(self) -> None:
         self._transport.close()

@@ -1,8 +1,8 @@
-"""Windows across machines: messages that nobody has to be waiting for.
+"""Windows across machines: messages for which no receive was posted.
 
-A request goes out on the connection with the owner, and is served by whoever sleeps in the owner's
-hub, which is its comm lane. What is published lies in memory that is not written again while it is
-on its way to somebody. The answer's numbers go straight to where the caller wants them.
+A request goes out on the connection with the owner, and is served by the thread that sleeps in the
+owner's hub, its comm lane. What is published lies in memory that is not written again while it is
+being sent. The answer's numbers go straight to where the caller wants them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from syncline.comm.base import Memory
-from syncline.comm.control import Control
-from syncline.comm.hub import Hub
+from syncline.comm.context import Context
 from syncline.comm.window import (
     Call,
     Done,
     Functions,
     Lost,
-    Patience,
     Pending,
     ServedWindow,
     bytes_moved,
@@ -68,15 +66,14 @@ class NetworkWindow(ServedWindow):
     def __init__(
         self,
         streams: Streams,
+        context: Context,
         ranks: tuple[int, ...],
-        control: Control,
-        hub: Hub,
         num_elements: int,
         dtype: torch.dtype,
         functions: Functions,
     ) -> None:
         """`streams` carry this window's messages and nothing else."""
-        super().__init__(ranks, Patience(hub, control), functions)
+        super().__init__(ranks, context, functions)
         self._streams = streams
         self._dtype = dtype
         self._num_elements = num_elements
@@ -85,7 +82,7 @@ class NetworkWindow(ServedWindow):
         self._sends: list[Exchange] = []
         self._version = 0
         self._asked = dict.fromkeys(ranks, 0)
-        self._pending: dict[tuple[int, int], _Sent] = {}
+        self._pending: dict[tuple[int, int], _Request] = {}
         self._requests: dict[int, tuple[int, int, int, int, bytes]] = {}
         """What has come of a request whose values are still to come, by rank."""
         streams.listen(_REQUESTS, self._on_request)
@@ -106,8 +103,7 @@ class NetworkWindow(ServedWindow):
         if self._patience.is_gone(rank):
             return Lost(rank)
         buffer = Memory(self._pool.take(self._num_elements))
-        self.num_calls += 1
-        self.sent_bytes += bytes_moved(buffer)
+        self._count("get", bytes_moved(buffer))
         return self._ask(rank, _GET, None, buffer, b"", buffer.mine)
 
     def _send(
@@ -123,7 +119,7 @@ class NetworkWindow(ServedWindow):
         out: Memory | None,
         note: bytes,
         buffer: torch.Tensor | None,
-    ) -> _Sent:
+    ) -> _Request:
         number = self._asked[rank] = self._asked[rank] + 1
         num_out = bytes_moved(out)
         if out is not None and num_out:
@@ -132,7 +128,7 @@ class NetworkWindow(ServedWindow):
         self._streams.send_bytes(rank, _REQUESTS, header)
         if values is not None and values.mine.numel():
             self._streams.send(rank, _REQUESTS, values.mine)
-        sent = self._pending[rank, number] = _Sent(self, rank, buffer)
+        sent = self._pending[rank, number] = _Request(self, rank, buffer)
         return sent
 
     def _on_request(self, rank: int, message: bytearray) -> None:
@@ -169,7 +165,7 @@ class NetworkWindow(ServedWindow):
         sent.result = result
 
 
-class _Sent:
+class _Request:
     """A request that has been sent."""
 
     def __init__(self, window: NetworkWindow, rank: int, buffer: torch.Tensor | None) -> None:

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from syncline.comm.context import Context
 from syncline.comm.control import Control
-from syncline.comm.network import Message, Transport
+from syncline.comm.network import Addressed, Transport
 from syncline.comm.window import Functions, Window
 from syncline.errors import CommError, ConfigError
 
-Call = tuple[Any, int, torch.Tensor]
+Operation = tuple[Any, int, torch.Tensor]
 """isend or irecv, the peer's rank and the message."""
 
 
@@ -27,26 +28,35 @@ class ProcessGroup:
 
     num_channels = 1
 
-    def __init__(self, group: dist.ProcessGroup, control: Control, device: torch.device) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        control: Control,
+        device: torch.device,
+        *,
+        is_part: bool = False,
+    ) -> None:
+        """`group` is destroyed with this object only if it is a part that was made here."""
         self.name: str = dist.get_backend(group)
         self.device = device
         self._group = group
         self._control = control
+        self._is_part = is_part
 
     def part(self, ranks: Sequence[int]) -> Transport:
         timeout = datetime.timedelta(seconds=self._control.hung_s)
         group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
-        return ProcessGroup(group, self._control, self.device)
+        return ProcessGroup(group, self._control, self.device, is_part=True)
 
     def prepare(
-        self, sends: Sequence[Message], receives: Sequence[Message]
+        self, sends: Sequence[Addressed], receives: Sequence[Addressed]
     ) -> Callable[[str], None]:
-        calls: list[Call] = []
+        calls: list[Operation] = []
         calls += [(dist.irecv, rank, tensor) for rank, tensor in receives]
         calls += [(dist.isend, rank, tensor) for rank, tensor in sends]
         return lambda what: self._exchange(calls, what)
 
-    def _exchange(self, calls: Sequence[Call], what: str) -> None:
+    def _exchange(self, calls: Sequence[Operation], what: str) -> None:
         try:
             if self.name == "nccl":
                 ops = [dist.P2POp(call, tensor, rank, self._group) for call, rank, tensor in calls]
@@ -69,7 +79,12 @@ class ProcessGroup:
         )
 
     def window(
-        self, ranks: tuple[int, ...], num_elements: int, dtype: torch.dtype, functions: Functions
+        self,
+        context: Context,
+        ranks: tuple[int, ...],
+        num_elements: int,
+        dtype: torch.dtype,
+        functions: Functions,
     ) -> Window:
         raise ConfigError(
             "comm",
@@ -79,4 +94,5 @@ class ProcessGroup:
         )
 
     def close(self) -> None:
-        pass
+        if self._is_part:
+            dist.destroy_process_group(self._group)

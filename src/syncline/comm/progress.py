@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import mmap
 import os
+import socket
 import struct
+import time
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from syncline.comm.rendezvous import Place
 
 PHASES = ("start", "forward", "backward", "step", "reduce", "update", "gather", "evaluate", "save")
 _NUMBER_OF = {phase: number for number, phase in enumerate(PHASES)}
@@ -44,7 +51,7 @@ class ProgressBoard:
         _RECORD.pack_into(self._map, self._offset, self.step, bucket, number, self._num_phases)
 
     def write_left(self) -> None:
-        """Say that this rank ends in good order, for those who only see its process end."""
+        """Say that this rank ends in good order, for ranks that only see its process end."""
         _RECORD.pack_into(self._map, self._offset, self.step, -1, LEFT, self._num_phases)
 
     def read(self, local_rank: int) -> Record:
@@ -65,6 +72,68 @@ class ProgressBoard:
     def _number(self, local_rank: int, at: int) -> int:
         (number,) = _NUMBER.unpack_from(self._map, local_rank * _PLACE_BYTES + at)
         return int(number)
+
+
+def share_board(place: Place, memory_links: Mapping[int, socket.socket]) -> ProgressBoard:
+    """Return the board of this rank's machine: its leader makes it and hands it to the others."""
+    local_size = len(place.local_ranks)
+    if place.local_rank == 0:
+        file = ProgressBoard.create(local_size)
+        for sock in memory_links.values():
+            socket.send_fds(sock, [b"p"], [file])
+    else:
+        (sock,) = memory_links.values()
+        _, (file, *_), _, _ = socket.recv_fds(sock, 1, 1)
+    try:
+        return ProgressBoard(file, local_size, place.local_rank)
+    finally:
+        os.close(file)
+
+
+class Reports:
+    """What every rank is doing, as far as this one has heard."""
+
+    def __init__(self, place: Place, board: ProgressBoard) -> None:
+        self._place = place
+        self._board = board
+        self.heard: dict[int, Record] = {}
+        """Of ranks of other machines, and older ones of this machine's."""
+        self._begun: dict[int, int] = {}
+        self._moved_at = time.monotonic()
+        """When one of the others was last seen to begin a phase."""
+
+    def local(self) -> dict[int, Record]:
+        return {rank: self._board.read(at) for at, rank in enumerate(self._place.local_ranks)}
+
+    def everybody(self) -> dict[int, Record]:
+        return self.heard | self.local()
+
+    def describe(self, rank: int) -> str:
+        """Say where a rank was last seen."""
+        if rank in self._place.local_ranks:
+            return describe(self._board.read(self._place.local_ranks.index(rank)))
+        record = self.heard.get(rank)
+        return "before its first heartbeat" if record is None else describe(record)
+
+    def has_left(self, rank: int) -> bool:
+        """Say whether a rank of this machine wrote that it ends in good order."""
+        return self._board.read(self._place.local_ranks.index(rank))[2] == LEFT
+
+    def num_begun(self, absent: Collection[int]) -> dict[int, int]:
+        """Return how many phases the others have begun, without those that are absent."""
+        known = self.everybody()
+        return {
+            rank: record[3]
+            for rank, record in known.items()
+            if rank != self._place.rank and rank not in absent
+        }
+
+    def stuck_s(self, absent: Collection[int]) -> float:
+        """Return for how many seconds none of the others has begun a phase."""
+        begun, now = self.num_begun(absent), time.monotonic()
+        if begun != self._begun:
+            self._begun, self._moved_at = begun, now
+        return now - self._moved_at
 
 
 def describe(record: Record) -> str:

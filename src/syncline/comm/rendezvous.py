@@ -52,7 +52,7 @@ class Place:
 
 
 @dataclass
-class Links:
+class Connections:
     """Connections of one rank, by the rank at the other end."""
 
     parent: tuple[int, socket.socket] | None = None
@@ -147,7 +147,7 @@ def local_address_towards(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def meet(place: Place, store: Store | None, address: str | None, timeout_s: float) -> Links:
+def meet(place: Place, store: Store | None, address: str | None, timeout_s: float) -> Connections:
     """Connect this rank with its leader and its members. Every rank calls it."""
     is_leader = place.local_rank == 0
     if not is_leader:
@@ -156,9 +156,9 @@ def meet(place: Place, store: Store | None, address: str | None, timeout_s: floa
             connect_to(socket.AF_UNIX, _unix_name(place), place, purpose, leader, timeout_s)
             for purpose in ("control", "memory")
         )
-        return Links((leader, control), memory={leader: memory})
+        return Connections((leader, control), memory={leader: memory})
     with contextlib.ExitStack() as stack:
-        links = Links()
+        links = Connections()
         members = place.local_ranks[1:]
         if members:
             listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -218,6 +218,6 @@ def read_address(
     if match is None or not 0 < int(match[2]) < 65536:
         raise CommError(
             f"rank {place.rank} read {found!r:.80} from the job's store where rank {rank}'s "
-            "address should be: somebody else writes there. Use a trusted network."
+            "address should be: another program writes there. Use a trusted network."
         )
     return socket.AF_INET6 if ":" in match[1] else socket.AF_INET, (match[1], int(match[2]))

@@ -1,9 +1,8 @@
 """Ranks of one machine: buckets live in shared memory, and nothing whole is ever copied.
 
-The machine's leader makes each segment as a memfd and hands it over a Unix socket: no name, so it
-vanishes with the last process, also after kill -9. A collective is a rendezvous: every rank
-writes the number of its collective on a board; the last to come rings the doorbell, on which the
-others sleep. The order of collectives is the same on every rank, so one number is enough.
+A collective is a rendezvous: every rank writes the number of its collective on a board; the last
+to come rings the doorbell, on which the others sleep. The order of collectives is the same on every
+rank, so one number is enough.
 
 Publishing a number after the data relies on stores becoming visible in order, which x86-64
 guarantees; `is_supported` says no elsewhere.
@@ -11,10 +10,7 @@ guarantees; `is_supported` says no elsewhere.
 
 from __future__ import annotations
 
-import mmap
-import os
 import platform
-import select
 import socket
 import threading
 import time
@@ -23,190 +19,42 @@ from collections.abc import Sequence
 import torch
 
 from syncline.comm.alone import Alone
-from syncline.comm.base import Communicator, Memory, Partials, Strips, prepare_reach
-from syncline.comm.control import Control
-from syncline.comm.hub import NUM_CHANNELS, Hub
-from syncline.comm.shared_window import PostOffice, SharedWindow
+from syncline.comm.base import Communicator, Memory, Partials, Strips, check_owner, prepare_reach
+from syncline.comm.context import Context
+from syncline.comm.hub import NUM_CHANNELS
+from syncline.comm.limits import SCRATCH_BYTES
+from syncline.comm.machine import Bell, Star, as_tensor, round_up
+from syncline.comm.real import Prepared, RealCommunicator, one_after_the_other
+from syncline.comm.shape import shape_of
+from syncline.comm.shared_window import SharedCalls, SharedWindow
+from syncline.comm.volume import Volume, sent_bytes, stages, volume_of_partials, volume_of_strips
 from syncline.comm.window import Functions, Window
-from syncline.errors import CommError
 
-_SCRATCH_BYTES = 1 << 20
 _LINE_BYTES = 64
-_SMALL_ELEMENTS = 1 << 14
-"""Up to here every rank adds everything up by itself: one rendezvous instead of two."""
+"""A cache line of every x86-64 processor."""
 
 
 def is_supported() -> bool:
     return platform.machine() in ("x86_64", "AMD64")
 
 
-def _as_tensor(
-    segment: mmap.mmap, offset: int, num_elements: int, dtype: torch.dtype
-) -> torch.Tensor:
-    if num_elements == 0:
-        return torch.empty(0, dtype=dtype)
-    return torch.frombuffer(segment, dtype=dtype, count=num_elements, offset=offset)
-
-
-def _round_up(size: int, multiple: int = mmap.PAGESIZE) -> int:
-    return -(-size // multiple) * multiple
-
-
-class Star:
-    """Unix sockets from one rank to some others of its machine, over which it hands out memory."""
-
-    def __init__(self, control: Control, links: dict[int, socket.socket], *, leads: bool) -> None:
-        self.control = control
-        self.links = links
-        self.leads = leads
-        for sock in links.values():
-            sock.settimeout(60.0)
-
-    def give(self, rank: int, files: Sequence[int]) -> None:
-        # The kernel passes at most 253 descriptors in one message.
-        for start in range(0, len(files), 250):
-            try:
-                socket.send_fds(self.links[rank], [b"m"], files[start : start + 250])
-            except OSError as error:
-                raise self.control.verdict() or CommError(
-                    f"rank {self.control.place.rank} could not hand memory to rank {rank}: {error}"
-                ) from None
-
-    def take(self, num_files: int) -> list[int]:
-        (leader, sock), *_ = self.links.items()
-        files: list[int] = []
-        while len(files) < num_files:
-            try:
-                data, more, _, _ = socket.recv_fds(sock, 1, min(250, num_files - len(files)))
-            except OSError:
-                data, more = b"", []
-            if not data:
-                raise self.control.verdict() or CommError(
-                    f"rank {self.control.place.rank} was not handed shared memory by rank "
-                    f"{leader}. Look at its log first."
-                )
-            files += more
-        return files
-
-    def segment(self, size_bytes: int) -> mmap.mmap:
-        """Return memory that all ranks of the star map. Every one calls it, in one order."""
-        size_bytes = max(_round_up(size_bytes), mmap.PAGESIZE)
-        if self.leads:
-            _refuse_what_does_not_fit(size_bytes)
-            file = os.memfd_create("syncline", os.MFD_CLOEXEC)
-            os.ftruncate(file, size_bytes)
-            for rank in self.links:
-                self.give(rank, [file])
-        else:
-            (file,) = self.take(1)
-        try:
-            return mmap.mmap(file, size_bytes)
-        finally:
-            os.close(file)
-
-    def share_eventfds(self, count: int) -> list[int]:
-        """Return doorbells that all ranks of the star can ring. Every one calls it."""
-        if not self.leads:
-            return self.take(count)
-        files = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(count)]
-        for rank in self.links:
-            self.give(rank, files)
-        return files
-
-    def close(self) -> None:
-        for sock in self.links.values():
-            sock.close()
-
-
-class Bell:
-    """A doorbell that wakes every rank of a communicator in one call.
-
-    One eventfd for all: had each its own, the first to wake could take the core from the one who
-    rings, and the rest would sleep on. Nobody reads it: each rank's hub reports every ring once.
-    """
-
-    def __init__(self, star: Star, hub: Hub) -> None:
-        (self._file,) = star.share_eventfds(1)
-        self.hub = hub
-        hub.watch(self._file, select.EPOLLIN | select.EPOLLET)
-        star.control.on_failure(lambda failure: hub.wake())
-
-    def ring(self) -> None:
-        os.eventfd_write(self._file, 1)
-
-    def close(self) -> None:
-        self.hub.forget(self._file)
-        os.close(self._file)
-
-
-class Machine:
-    """What the ranks of one machine share below any communicator: a star."""
-
-    def __init__(self, control: Control, hub: Hub, memory_links: dict[int, socket.socket]) -> None:
-        place = control.place
-        self.control = control
-        self.hub = hub
-        self.rank = place.rank
-        self.local_ranks = place.local_ranks
-        self.star = Star(control, memory_links, leads=place.local_rank == 0)
-
-    def connect(self, ranks: Sequence[int]) -> Star | None:
-        """Make a star of some ranks, the first of them leading. Every rank of the machine calls.
-
-        The machine's leader makes the socket pairs and hands each end to its owner.
-        """
-        leader, *members = ranks
-        ends: dict[int, dict[int, int]] = {rank: {} for rank in ranks}
-        if self.star.leads:
-            pairs = {member: socket.socketpair() for member in members}
-            for member, (one, other) in pairs.items():
-                ends[leader][member] = one.fileno()
-                ends[member][leader] = other.fileno()
-            for rank, files in ends.items():
-                if rank != self.rank and files:
-                    self.star.give(rank, list(files.values()))
-            mine = {to: os.dup(file) for to, file in ends.get(self.rank, {}).items()}
-            for one, other in pairs.values():
-                one.close()
-                other.close()
-        elif self.rank in ranks:
-            to = members if self.rank == leader else [leader]
-            mine = dict(zip(to, self.star.take(len(to)) if to else [], strict=True))
-        if self.rank not in ranks:
-            return None
-        links = {to: socket.socket(fileno=file) for to, file in mine.items()}
-        return Star(self.control, links, leads=self.rank == leader)
-
-
-def _refuse_what_does_not_fit(size_bytes: int) -> None:
-    """Say no while it is cheap: memory that is not there kills the process at first touch."""
-    with open("/proc/meminfo") as file:
-        fields = dict(line.split(":", 1) for line in file)
-    available_bytes = int(fields["MemAvailable"].split()[0]) * 1024
-    if size_bytes > available_bytes:
-        raise CommError(
-            f"shared memory: {size_bytes / 1e9:.1f} GB are needed on this machine, but "
-            f"{available_bytes / 1e9:.1f} GB are free. Use fewer ranks a machine, fewer shards a "
-            "rank, or a smaller model."
-        )
-
-
-class SharedMemory:
+class SharedMemory(RealCommunicator):
     """Collectives among some or all ranks of one machine."""
 
     name = "shared memory"
     num_machines = 1
     num_channels = 1  # a meeting takes microseconds: there is nothing to fill
 
-    def __init__(self, machine: Machine, ranks: Sequence[int], star: Star) -> None:
-        self._machine = machine
-        self.control = machine.control
+    def __init__(self, context: Context, ranks: Sequence[int], star: Star) -> None:
+        """`star` connects just these ranks; it is closed with the communicator."""
+        super().__init__(context)
         self.star = star
         self.ranks = tuple(ranks)
+        self.machines = (self.ranks,)
+        self._shape = shape_of(self.machines)
         self.size = len(self.ranks)
-        self.position = self.ranks.index(machine.rank)
-        self.hub = machine.hub
-        self._bell = Bell(star, machine.hub)
+        self.position = self.ranks.index(context.rank)
+        self._bell = Bell(star, context.hub)
         # One cache line per rank, so that ranks do not fight over lines: a count for each channel.
         board = memoryview(star.segment(self.size * _LINE_BYTES))[: self.size * _LINE_BYTES]
         words = board.cast("q")
@@ -216,14 +64,16 @@ class SharedMemory:
         self._scratch: Memory | None = None
         self.allocations: list[tuple[torch.Tensor, ...]] = []
         """Everybody's memory of each `allocate`, by which a call's values are found."""
-        self._office: PostOffice | None = None
+        self._calls: SharedCalls | None = None
 
     @classmethod
-    def of_machine(cls, machine: Machine) -> SharedMemory:
+    def of_machine(cls, context: Context, memory_links: dict[int, socket.socket]) -> SharedMemory:
         """Make the communicator of all ranks of a machine. Every rank calls it."""
-        return cls(machine, machine.local_ranks, machine.star)
+        place = context.control.place
+        star = Star(context.control, memory_links, leads=place.local_rank == 0)
+        return cls(context, place.local_ranks, star)
 
-    def _rendezvous(self, what: str) -> None:
+    def meet(self, what: str) -> None:
         """Wait until every rank has come as far as this one; the last to come wakes the others."""
         channel = self.hub.channel
         self._counts[channel] = count = self._counts[channel] + 1
@@ -242,105 +92,139 @@ class SharedMemory:
             if min(column) >= count:
                 return
             late = [rank for rank, come in zip(self.ranks, column, strict=True) if come < count]
-            self.control.check_waiting_for(late, time.monotonic() - started, what)
+            waited_s = time.monotonic() - started
+            self.context.control.check_waiting_for(late, waited_s, what)
+
+    def end_lending(self) -> None:
+        self.meet("end_lending")
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
-        each_bytes = _round_up(num_elements * dtype.itemsize)
+        each_bytes = round_up(num_elements * dtype.itemsize)
         segment = self.star.segment(each_bytes * self.size)
         views = tuple(
-            _as_tensor(segment, position * each_bytes, num_elements, dtype)
+            as_tensor(segment, position * each_bytes, num_elements, dtype)
             for position in range(self.size)
         )
         self.allocations.append(views)
-        return Memory(views[self.position], views, origin=(len(self.allocations) - 1, 0))
+        origin = (len(self.allocations) - 1, 0)
+        return Memory(views[self.position], views, owner=self, origin=origin)
 
     def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
         segment = self.star.segment(num_elements * dtype.itemsize)
-        return Memory(_as_tensor(segment, 0, num_elements, dtype), is_common=True)
+        return Memory(as_tensor(segment, 0, num_elements, dtype), is_common=True, owner=self)
 
     def publish(self, partials: Partials) -> None:
         partials.told_by = self._counts[self.hub.channel] + 1
 
-    def reduce_scatter(self, partials: Partials) -> None:
-        if partials.plan is None:
-            out = partials.strip(self.position)
-            start, stop = partials.cuts[self.position : self.position + 2]
-            partials.plan = prepare_reach(partials, start, stop, out)
-        self._rendezvous("reduce_scatter")
-        partials.plan()
+    def plan_reduce_scatter(self, partials: Partials) -> Prepared:
+        check_owner(partials.slots, self)
+        start, stop = partials.cuts[self.position : self.position + 2]
+        add_up = prepare_reach(partials, start, stop, partials.strip(self.position))
 
-    def all_gather(self, strips: Strips) -> None:
-        self._rendezvous("all_gather")
+        def run(what: str) -> None:
+            self.meet(what)
+            add_up()
+
+        volume = volume_of_partials(partials, self._shape)
+        return Prepared(run, self._sent_bytes("reduce_scatter", volume))
+
+    def plan_all_gather(self, strips: Strips) -> Prepared:
+        copies = self._copies(strips)
+
+        def run(what: str) -> None:
+            self.meet(what)
+            for mine, peer in copies:
+                mine.copy_(peer)
+
+        return Prepared(run, self._sent_bytes("all_gather", volume_of_strips(strips)))
+
+    def _copies(self, strips: Strips) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the strips that this rank copies: where to, and from whose memory."""
+        check_owner([strips.memory], self)
         if strips.memory.is_common:
-            return
+            return []
         assert strips.memory.peers is not None
-        for position, peer in enumerate(strips.memory.peers):
-            if position != self.position:
-                start, stop = strips.cuts[position], strips.cuts[position + 1]
-                strips.memory.mine[start:stop].copy_(peer[start:stop])
+        cuts = [(strips.cuts[at], strips.cuts[at + 1]) for at in range(self.size)]
+        return [
+            (strips.memory.mine[start:stop], peer[start:stop])
+            for at, ((start, stop), peer) in enumerate(zip(cuts, strips.memory.peers, strict=True))
+            if at != self.position and start < stop
+        ]
 
-    def all_reduce(self, partials: Partials) -> None:
-        whole = partials.slots[0]
-        if whole.mine.numel() > _SMALL_ELEMENTS:
-            self.reduce_scatter(partials)
-            self.all_gather(Strips(whole, partials.cuts))
-            return
-        if partials.plan is None:
-            partials.result = torch.empty_like(whole.mine)
-            partials.plan = prepare_reach(partials, 0, whole.mine.numel(), partials.result)
-        told_by, partials.told_by = partials.told_by, None
-        if told_by is None or told_by > self._counts[self.hub.channel]:
-            self._rendezvous("all_reduce")
-        partials.plan()
+    def plan_all_reduce(self, partials: Partials) -> Prepared:
+        if not partials.is_small:
+            gather = self.plan_all_gather(partials.gathered)
+            return one_after_the_other(self.plan_reduce_scatter(partials), gather)
+        check_owner(partials.slots, self)
+        add_up = prepare_reach(partials, 0, partials.result.numel(), partials.result)
 
-    def reduce(self, partials: Partials, root: int) -> None:
-        whole = partials.slots[0]
-        self.reduce_scatter(partials)
-        self._rendezvous("reduce")
-        if self.position == root:
-            assert whole.peers is not None
-            for position, peer in enumerate(whole.peers):
-                if position != root:
-                    start, stop = partials.cuts[position], partials.cuts[position + 1]
-                    whole.mine[start:stop].copy_(peer[start:stop])
+        def run(what: str) -> None:
+            told_by, partials.told_by = partials.told_by, None
+            if told_by is None or told_by > self._counts[self.hub.channel]:
+                self.meet(what)
+            add_up()
 
-    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        volume = volume_of_partials(partials, self._shape)
+        return Prepared(run, self._sent_bytes("all_reduce", volume))
+
+    def plan_reduce(self, partials: Partials, root: int) -> Prepared:
+        sums, copies = self.plan_reduce_scatter(partials), self._copies(partials.gathered)
+
+        def run(what: str) -> None:
+            sums.run(what)
+            self.meet(what)
+            for mine, peer in copies if self.position == root else ():
+                mine.copy_(peer)
+
+        volume = volume_of_partials(partials, self._shape, root)
+        return Prepared(run, self._sent_bytes("reduce", volume))
+
+    def _sent_bytes(self, what: str, volume: Volume) -> int:
+        """Return how much of this rank's memory its peers read."""
+        return sent_bytes(stages(what, self._shape, volume), self.position)
+
+    def copy_from(self, tensor: torch.Tensor, root: int) -> int:
         """Copy through a small segment of its own: for set-up, not for the step path."""
         if self._scratch is None:
-            self._scratch = self.allocate_common(_SCRATCH_BYTES, torch.uint8)
+            self._scratch = self.allocate_common(SCRATCH_BYTES, torch.uint8)
         scratch = self._scratch.mine
         flat = tensor.detach().view(-1).view(torch.uint8) if tensor.numel() else tensor
-        for start in range(0, flat.numel(), _SCRATCH_BYTES):
-            piece = flat[start : start + _SCRATCH_BYTES]
+        for start in range(0, flat.numel(), SCRATCH_BYTES):
+            piece = flat[start : start + SCRATCH_BYTES]
             if self.position == root:
                 scratch[: piece.numel()].copy_(piece)
-            self._rendezvous("broadcast")
+            self.meet("broadcast")
             if self.position != root:
                 piece.copy_(scratch[: piece.numel()])
-            self._rendezvous("broadcast")
-
-    def barrier(self) -> None:
-        self._rendezvous("barrier")
+            self.meet("broadcast")
+        return flat.numel() * (self.size - 1) if self.position == root else 0
 
     def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
         return SharedWindow(self, num_elements, dtype, functions)
 
     @property
-    def office(self) -> PostOffice:
+    def calls(self) -> SharedCalls:
         """What windows share. The first window makes it, on every rank."""
-        if self._office is None:
-            self._office = PostOffice(self)
-        return self._office
+        if self._calls is None:
+            self._calls = SharedCalls(self)
+        return self._calls
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
         wanted = [rank for rank in self.ranks if rank in ranks]
-        if len(wanted) == 1:
-            return Alone(wanted[0]) if wanted[0] == self._machine.rank else None
-        star = self._machine.connect(wanted)
-        return None if star is None else SharedMemory(self._machine, wanted, star)
+        if len(wanted) <= 1:
+            return Alone.of(self.context.rank, wanted, self.traffic)
+        star = self.star.connect(wanted)
+        if star is None:
+            return None
+        group = SharedMemory(self.context, wanted, star)
+        self.adopt(group)
+        return group
 
-    def close(self) -> None:
-        if self._office is not None:
-            self._office.close()
+    def release(self) -> None:
+        if self._calls is not None:
+            self._calls.close()
         self._bell.close()
         self.star.close()
+        # A segment goes when nothing refers to it any more; the tensors of others stay valid.
+        self._calls, self._scratch, self._columns = None, None, []
+        self.allocations.clear()

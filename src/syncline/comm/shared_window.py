@@ -2,7 +2,7 @@
 
 A get reads the peer's memory in place. A rank has two slots and publishes into the one that is not
 current; a reader first says which slot it reads, and a slot that is being read is not written. So
-nobody reads half of one version and half of another, and nobody waits for a peer that is frozen.
+no rank reads half of one version and half of another, or waits for a peer that is frozen.
 
 A call is a cell in shared memory and a ring at the owner's door: where the values lie, where the
 answer goes, and a number that is written last. The owner reads and writes the caller's memory
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from syncline.comm.shared_memory import SharedMemory
 
 _CELL_BYTES = 1024
+"""Twelve words and a note: what a push tells of its strip fits (`strategies/terms.py`)."""
 _RING = 32
-"""Calls that a rank may have under way to one owner."""
+"""Calls that a rank may have under way to one owner: reasoned, two for each of sixteen buckets."""
 
 # Words of a cell. The first and the last but one are written last, by caller and owner.
 _ASKED, _WINDOW, _FUNCTION, _ANSWERED = 0, 1, 2, 3
@@ -38,15 +39,16 @@ _VALUES, _OUT = slice(6, 9), slice(9, 12)
 _NOTE_AT = 96
 _NOTHING = (-1, 0, 0)
 _READ_S = 0.1
+"""How long a reader may hold a slot: reasoned, ten times what copying 50 MB takes."""
 
 
-class PostOffice:
+class SharedCalls:
     """Cells and doorbells between all ranks of a communicator, for all its windows."""
 
     def __init__(self, comm: SharedMemory) -> None:
         self._comm = comm
         self._position, self._size = comm.position, comm.size
-        self.patience = Patience(comm.hub, comm.control)
+        self._patience = Patience(comm.context)
         num_cells = self._size * self._size * _RING
         segment = memoryview(comm.star.segment(num_cells * _CELL_BYTES))
         self._bytes = segment
@@ -58,7 +60,6 @@ class PostOffice:
         self.windows: list[SharedWindow] = []
         self.fence = threading.Lock()
         comm.hub.watch(self._bells[self._position], select.EPOLLIN | select.EPOLLET, self._serve)
-        comm.control.on_gone(lambda rank: comm.hub.wake())
 
     def close(self) -> None:
         self._comm.hub.forget(self._bells[self._position])
@@ -91,7 +92,7 @@ class PostOffice:
         words[cell + _FUNCTION] = function
         words[cell + _NOTE_BYTES] = len(note)
         for place, memory in ((_VALUES, values), (_OUT, out)):
-            for word, value in zip(range(12)[place], _where(memory), strict=True):
+            for word, value in zip(range(12)[place], self._where(memory), strict=True):
                 words[cell + word] = value
         start = cell * 8 + _NOTE_AT
         self._bytes[start : start + len(note)] = note
@@ -100,13 +101,22 @@ class PostOffice:
         posted = self._in_cell[cell] = _Posted(self, owner, cell, number)
         return posted
 
+    def _where(self, memory: Memory | None) -> tuple[int, int, int]:
+        """Return by what the owner of a function finds memory of this rank."""
+        if memory is None:
+            return _NOTHING
+        if memory.origin is None or memory.owner is not self._comm:
+            raise CommError("a call's values must lie in memory of the window's communicator")
+        number, start = memory.origin
+        return number, start, start + memory.mine.numel()
+
     def _ring(self, position: int) -> None:
         with self.fence:  # taking a lock is a full memory barrier
             pass
         os.eventfd_write(self._bells[position], 1)
 
     def wait(self, owner: int, is_over: Callable[[], bool]) -> None:
-        self.patience.wait(self._comm.ranks[owner], is_over, "a call")
+        self._patience.wait(self._comm.ranks[owner], is_over, "a call")
 
     def _serve(self, events: int) -> None:
         words = self.words
@@ -139,21 +149,21 @@ class PostOffice:
 class _Posted:
     """A call that has been put into a cell."""
 
-    def __init__(self, office: PostOffice, owner: int, cell: int, number: int) -> None:
-        self._office = office
+    def __init__(self, calls: SharedCalls, owner: int, cell: int, number: int) -> None:
+        self._calls = calls
         self._owner = owner
         self._cell = cell
         self._number = number
         self._result: int | None = None
 
     def is_over(self) -> bool:
-        words = self._office.words
+        words = self._calls.words
         if self._result is None and words[self._cell + _ANSWERED] == self._number:
             self._result = words[self._cell + _RESULT]
         return self._result is not None
 
     def wait(self) -> int:
-        self._office.wait(self._owner, self.is_over)
+        self._calls.wait(self._owner, self.is_over)
         assert self._result is not None
         return self._result
 
@@ -165,23 +175,14 @@ class _Posted:
         pass
 
 
-def _where(memory: Memory | None) -> tuple[int, int, int]:
-    if memory is None:
-        return _NOTHING
-    if memory.origin is None:
-        raise CommError("a call's values must lie in memory of the communicator")
-    number, start = memory.origin
-    return number, start, start + memory.mine.numel()
-
-
 class SharedWindow(ServedWindow):
     """One rank's end of a window in shared memory."""
 
     def __init__(
         self, comm: SharedMemory, num_elements: int, dtype: torch.dtype, functions: Functions
     ) -> None:
-        super().__init__(comm.ranks, comm.office.patience, functions)
-        self._office = comm.office
+        super().__init__(comm.ranks, comm.context, functions)
+        self._calls = comm.calls
         self._size = comm.size
         nothing = torch.empty(0, dtype=dtype)
         empty = Memory(nothing, (nothing,) * self._size)
@@ -193,8 +194,8 @@ class SharedWindow(ServedWindow):
         self._row = 1 + self._size
         self._board = memoryview(comm.star.segment(8 * self._size * self._row)).cast("q")
         self._is_blocked = False
-        self._number = len(self._office.windows)
-        self._office.windows.append(self)
+        self._number = len(self._calls.windows)
+        self._calls.windows.append(self)
 
     def publish(self, values: torch.Tensor) -> bool:
         at = self._position * self._row
@@ -203,7 +204,8 @@ class SharedWindow(ServedWindow):
         deadline = time.monotonic() + _READ_S
         while spare + 1 in self._readers(at):
             if self._is_blocked or time.monotonic() > deadline:
-                # Somebody fell asleep over it: the version before stays, and next time we know.
+                # A reader still holds the slot: the old version stays published, and the next
+                # attempt does not wait for that reader again.
                 self._is_blocked = True
                 return False
             time.sleep(0.0005)
@@ -213,7 +215,7 @@ class SharedWindow(ServedWindow):
         return True
 
     def _readers(self, at: int) -> set[int]:
-        with self._office.fence:
+        with self._calls.fence:
             pass
         gone = self.gone()
         marks = enumerate(self._board[at + 1 : at + self._row].tolist())
@@ -225,8 +227,7 @@ class SharedWindow(ServedWindow):
             return Lost(rank)
         if position != self._position:
             mine = self._slots[0].mine
-            self.num_calls += 1
-            self.sent_bytes += mine.numel() * mine.itemsize
+            self._count("get", mine.numel() * mine.itemsize)
         return _Reading(self, position)
 
     def begin_reading(self, position: int) -> tuple[int, torch.Tensor]:
@@ -236,9 +237,9 @@ class SharedWindow(ServedWindow):
         while True:
             version = self._board[at]
             self._board[mark] = 1 + version % 2
-            with self._office.fence:
+            with self._calls.fence:
                 pass
-            # Still the latest: then whoever writes it next finds the mark.
+            # Still the latest: then the owner finds the mark before it writes there again.
             if self._board[at] == version:
                 break
         peers = self._slots[version % 2].peers
@@ -251,7 +252,7 @@ class SharedWindow(ServedWindow):
     def _send(
         self, position: int, function: int, values: Memory | None, out: Memory | None, note: bytes
     ) -> Pending:
-        return self._office.post(self._number, position, function, values, out, note)
+        return self._calls.post(self._number, position, function, values, out, note)
 
 
 class _Reading:

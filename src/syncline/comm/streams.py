@@ -4,11 +4,12 @@ What is sent to a peer goes out by urgency, then in the order in which it was as
 link never idles while something waits. Messages are sent in pieces, so that an urgent one need not
 wait for the end of one that is not; the kernel is given little more than is on its way. Each piece
 has a short header that says which conversation it belongs to; the n-th message of a conversation
-meets the n-th receive. One that comes before its receive is kept until then, so nobody's wire
-stands still for a slow peer.
+meets the n-th receive. One that comes before its receive is kept until then, so that a slow peer
+does not make the connection stand still.
 
-Every connection proves the job's key both ways before the first byte. Sockets are served by
-whoever sleeps in the hub: no thread of their own, and the kernel's buffers bridge arithmetic.
+Every connection proves the job's key both ways before the first byte. Sockets are served by the
+thread that sleeps in the hub, and have none of their own. While it does arithmetic, the kernel's
+buffers keep the link busy.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import socket
 import struct
 import termios
 import time
-import zlib
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -29,26 +29,43 @@ from typing import Any
 
 import torch
 
+from syncline.comm.context import Context
 from syncline.comm.control import Control
+from syncline.comm.group_numbers import GroupNumbers
 from syncline.comm.hub import NUM_CHANNELS, PATIENT, Hub
-from syncline.comm.network import Message
+from syncline.comm.network import Addressed
 from syncline.comm.network_window import NetworkWindow
 from syncline.comm.rendezvous import Store, accept_all, connect_to, listen, read_address
 from syncline.comm.window import Functions, Window
 from syncline.errors import CommError
 
 _HEADER = struct.Struct("<IIIQ")  # group, channel, bytes of the piece, bytes of the message
+# The limits below are reasoned from 1 Gbit/s, which carries 125 kB in a millisecond, unless it says
+# that they were measured (docs/decisions/0007 and 0008).
 _PIECE_BYTES = 128 << 10
+"""An urgent message waits for the piece that is being written: a millisecond."""
 _PATIENT_S = 0.003
+"""Patient messages fill the link for this long ahead. Measured: without such a limit the kernel
+takes megabytes, and reduces that came after them took 50 ms instead of 16."""
 _LEAST_PATIENT_BYTES = 16 << 10
+"""On a slow link they still go out in pieces of some ten packets, which are worth a call."""
 _UNSENT_BYTES = 128 << 10
+"""The kernel holds what the link carries while we pause, a millisecond, and no more than that."""
 _MOST_BYTES = 1 << 20
+"""Fast links get larger pieces, but none that takes much longer than 0.1 ms to copy."""
 _WINDOW_S = 0.01
+"""A rate is measured over ten pauses of the hub: in one of them too little comes to tell."""
 _READ_AT_ONCE = 4 << 20
+"""One peer's bytes are read for a millisecond at most, then the other peers' turn comes."""
 _LARGEST_BYTES = 1 << 40
+"""More than any machine's memory: a message that announces more is not one of ours."""
 _CHECK_S = 0.2
+"""A wait looks this often whether it makes sense: ranks are known to be gone after seconds."""
 _BULKY_BYTES = 256 << 10
+"""More than a socket's buffer takes at once, so it comes in several reads and a pause saves some.
+Measured: pausing for these takes processor time from 110-130 to 84-97 ms a step."""
 _MOST_SPARES = 8
+"""Early messages come on each of five channels; some of two steps may wait at the same time."""
 
 Conversation = tuple[int, int]
 """A group's number and a channel."""
@@ -98,11 +115,11 @@ Turn = tuple[int, int, _Outgoing]
 
 @dataclass(eq=False)
 class _Incoming:
-    """A message that is arriving: where it goes, how much has come, and who waits for it."""
+    """A message that is arriving: where it goes, how much has come, which exchange waits for it."""
 
     target: memoryview
     exchange: Exchange | None
-    """None while nobody has asked for it: it comes early."""
+    """None while no receive was posted for it: it comes early."""
     num_bytes: int = 0
 
 
@@ -187,6 +204,8 @@ class _Peer:
         self._early: dict[Conversation, deque[bytearray]] = defaultdict(deque)
         self._spares = _Spares()
         self._listeners: dict[Conversation, Listener] = {}
+        self._forgotten: set[int] = set()
+        """Groups that are closed here, of which messages may still come."""
         self._incoming: dict[Conversation, _Incoming] = {}
         self._header = bytearray(_HEADER.size)
         self._target = memoryview(self._header)
@@ -212,7 +231,7 @@ class _Peer:
         self._deliver(early.popleft(), (target, exchange))
 
     def listen(self, conversation: Conversation, listener: Listener) -> None:
-        """Hand every message of a conversation to somebody, from the first on."""
+        """Hand every message of a conversation to a listener, from the first on."""
         self._listeners[conversation] = listener
         early = self._early[conversation]
         while early:
@@ -244,7 +263,7 @@ class _Peer:
             if events & select.EPOLLOUT:
                 self._write()
         except (OSError, EOFError) as error:
-            # Who is gone, and whether in good order, is for the control connections to say.
+            # The control connections say whether the peer is gone, and how.
             self.failure = str(error) or type(error).__name__
             self._hub.forget(self._sock.fileno())
 
@@ -385,13 +404,23 @@ class _Peer:
     def _keep_early(self, conversation: Conversation, message: bytearray) -> None:
         listener = self._listeners.get(conversation)
         posted = self._posted[conversation]
-        if listener is not None:
+        if conversation[0] in self._forgotten:
+            self._spares.give(message)
+        elif listener is not None:
             self._hear(listener, message)
         elif posted:
             # Its receive was posted while it arrived.
             self._deliver(message, posted.popleft())
         else:
             self._early[conversation].append(message)
+
+    def forget(self, group: int) -> None:
+        """Drop what has come for a group, or will come: it is closed here."""
+        self._forgotten.add(group)
+        tables: list[dict[Conversation, Any]] = [self._posted, self._early, self._listeners]
+        for table in tables:
+            for conversation in [one for one in table if one[0] == group]:
+                del table[conversation]
 
     def close(self) -> None:
         if self.failure is None:
@@ -411,23 +440,27 @@ class Streams:
         control: Control,
         hub: Hub,
         peers: dict[int, _Peer],
-        ranks: Sequence[int] = (),
+        numbers: GroupNumbers | None = None,
+        group: int = 0,
     ) -> None:
+        """`numbers` are for parts to share; without, this is the world's, number 0."""
         self._control = control
         self._hub = hub
         self._peers = peers
-        self._group = zlib.crc32(repr(sorted(ranks)).encode())
-        self._num_parts: dict[tuple[int, ...], int] = defaultdict(int)
+        self._group = group
+        self._is_part = numbers is not None
+        self._numbers = numbers or GroupNumbers()
+        self._windows: list[Streams] = []
+        """What windows among these ranks use."""
 
     def part(self, ranks: Sequence[int]) -> Streams:
         """Return the same connections for conversations of some of the ranks."""
-        members = tuple(sorted(ranks))
-        self._num_parts[members] += 1
-        name = [*members, self._num_parts[members]]
-        return Streams(self._control, self._hub, self._peers, name)
+        peers = {rank: self._peers[rank] for rank in ranks if rank in self._peers}
+        group = self._numbers.take(ranks)
+        return Streams(self._control, self._hub, peers, self._numbers, group)
 
     def prepare(
-        self, sends: Sequence[Message], receives: Sequence[Message]
+        self, sends: Sequence[Addressed], receives: Sequence[Addressed]
     ) -> Callable[[str], None]:
         """Prepare to send to and receive from ranks, everything at once, and wait for all of it."""
         outgoing = [(self._peers[rank], bytes_of(tensor)) for rank, tensor in sends]
@@ -435,16 +468,22 @@ class Streams:
         return lambda what: self._exchange(outgoing, incoming, what)
 
     def window(
-        self, ranks: tuple[int, ...], num_elements: int, dtype: torch.dtype, functions: Functions
+        self,
+        context: Context,
+        ranks: tuple[int, ...],
+        num_elements: int,
+        dtype: torch.dtype,
+        functions: Functions,
     ) -> Window:
         """Make a window among ranks, with conversations of its own."""
-        everybody = (self.part(ranks), ranks, self._control, self._hub)
-        return NetworkWindow(*everybody, num_elements, dtype, functions)
+        part = self.part(ranks)
+        self._windows.append(part)
+        return NetworkWindow(part, context, ranks, num_elements, dtype, functions)
 
-    # Messages that nobody waits for, at one urgency, so that they keep their order.
+    # Messages without a posted receive, at one urgency, so that they keep their order.
 
     def listen(self, channel: int, listener: Listener) -> None:
-        """Hand every message on a channel to somebody, from whichever rank it comes."""
+        """Hand every message on a channel to a listener, from whichever rank it comes."""
         for peer in self._peers.values():
             peer.listen((self._group, channel), listener)
 
@@ -520,8 +559,13 @@ class Streams:
                 )
 
     def close(self) -> None:
+        for window in self._windows:
+            window.close()
         for peer in self._peers.values():
-            peer.close()
+            if self._is_part:
+                peer.forget(self._group)
+            else:
+                peer.close()
 
 
 def connect_streams(
@@ -536,7 +580,6 @@ def connect_streams(
             sockets[rank] = connect_to(*where, place, "data", rank, timeout_s)
         higher = {(rank, "data") for rank in range(place.rank + 1, place.size)}
         sockets |= {rank: sock for (rank, _), sock in accept_all(listener, place, higher).items()}
-    control.on_failure(lambda failure: hub.wake())
     # With more peers less comes from each in a millisecond: wait for reads that are worth a call,
     # and send pieces that are worth one.
     crowd = max(1.0, len(sockets) / 3)

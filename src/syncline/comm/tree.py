@@ -2,12 +2,16 @@
 
 A node is a range (low, high) of shards. It splits at the largest power of two below its length,
 so the tree depends on the number of shards alone. Ranks hold contiguous ranges of shards; each
-adds up its own canonical nodes, and whoever owns a strip adds the ranks' nodes, always the same
+adds up its own canonical nodes, and the owner of a strip adds the ranks' nodes, always the same
 pairs. Floating-point addition is commutative but not associative: same pairs, same bits.
+
+A sum may be taken in stages: each group of ranks first adds up its largest nodes, then the groups'
+nodes are added (`Spread.across_groups`). These are the same pairs again, whatever the groups.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -45,6 +49,22 @@ def cover(node: Node, low: int, high: int) -> list[Node]:
     return cover(left, low, high) + cover(right, low, high)
 
 
+def largest_nodes(node: Node, held: Sequence[int]) -> list[Node]:
+    """Return the largest nodes below `node` that hold no other shards than `held`, in order.
+
+    >>> largest_nodes((0, 8), [0, 1, 3, 4, 5, 6, 7])
+    [(0, 2), (3, 4), (4, 8)]
+    """
+    low, high = node
+    num_held = bisect_left(held, high) - bisect_left(held, low)
+    if num_held == 0:
+        return []
+    if num_held == high - low:
+        return [node]
+    left, right = split(node)
+    return largest_nodes(left, held) + largest_nodes(right, held)
+
+
 def shard_range(shards: int, size: int, rank: int) -> tuple[int, int]:
     """Return the contiguous shards of a rank: as equal as possible, the first ranks get one more.
 
@@ -71,10 +91,18 @@ class Spread:
         """Spread shards over ranks, in the order of the ranks; `ranks` are given by position."""
         return _spread_evenly(shards, tuple(ranks))
 
-    @cached_property
-    def most_nodes(self) -> int:
-        """How many partial sums the rank that holds most of them holds."""
-        return max(len(nodes) for nodes in self.nodes)
+    def across_groups(self, groups: Sequence[Sequence[int]]) -> Spread:
+        """Return how the sum is spread over groups of positions, once each has added up its own.
+
+        The groups may have any shape; each position is in one of them. `nodes[k]` of the answer are
+        where the sums inside group k end (`prepare_sums`) and what it brings to the sum across.
+        """
+        ends = []
+        for group in groups:
+            nodes = [node for position in group for node in self.nodes[position]]
+            held = sorted(shard for node in nodes for shard in range(*node))
+            ends.append(tuple(largest_nodes((0, self.shards), held)))
+        return Spread(self.shards, tuple(ends))
 
     @cached_property
     def num_slots(self) -> int:
@@ -169,7 +197,7 @@ def prepare_sum(
     adds = plan_sum(root, [node for node, _ in sources])
     num_spare = max((to + 1 - len(sources) for to, _, _ in adds[:-1]), default=0)
     size = min(CHUNK_ELEMENTS, out.numel())
-    spare = [torch.empty(size, dtype=out.dtype) for _ in range(num_spare)]
+    spare = [torch.empty(size, dtype=out.dtype, device=out.device) for _ in range(num_spare)]
     chunks: list[tuple[list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], torch.Tensor]] = []
     for start in range(0, out.numel(), CHUNK_ELEMENTS):
         stop = min(start + CHUNK_ELEMENTS, out.numel())
@@ -193,3 +221,30 @@ def prepare_sum(
                 target.mul_(scale)
 
     return run
+
+
+def prepare_sums(
+    ends: Sequence[Node],
+    sources: Sequence[tuple[Node, torch.Tensor]],
+    outs: Sequence[torch.Tensor],
+) -> Callable[[], None]:
+    """Return a function that writes the tree sum of the sources below each end to its `out`.
+
+    An `out` may be one of the sources of its own end, not of another.
+    """
+    sums = [
+        prepare_sum(end, sources_below(end, sources), out, 1.0)
+        for end, out in zip(ends, outs, strict=True)
+    ]
+
+    def run() -> None:
+        for add_up in sums:
+            add_up()
+
+    return run
+
+
+def sources_below(
+    end: Node, sources: Sequence[tuple[Node, torch.Tensor]]
+) -> list[tuple[Node, torch.Tensor]]:
+    return [source for source in sources if end[0] <= source[0][0] and source[0][1] <= end[1]]

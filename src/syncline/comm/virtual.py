@@ -1,7 +1,7 @@
 """Ranks in virtual time: the communicator's contract kept by one process, at the price of a model.
 
-A collective begins when its last member has come. What it costs is `perf.cost`'s plan for it, paid
-as flows through the members' links, so that whatever is under way at once shares them. Then one
+A collective begins when its last member has come. What it costs are `cost.py`'s phases, paid as
+flows through the members' links, so that whatever is under way at once shares them. Then one
 sum along the fixed tree serves all members; with sizes only (`meta` memory) there is nothing to
 add. Memory that the ranks of a machine would share is one memory for the whole world here: ranks
 that hold equal parameters hold them once.
@@ -12,16 +12,30 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from syncline.cluster import Cluster
-from syncline.comm.base import Communicator, Memory, Partials, Strips, prepare_reach
+from syncline.comm.alone import Alone
+from syncline.comm.base import Communicator, Memory, Partials, Strips, check_owner
+from syncline.comm.cost import Phase
+from syncline.comm.shape import Machines, by_machine, choose, kind_of
+from syncline.comm.traffic import Traffic
+from syncline.comm.virtual_group import (
+    END_OF_LENDING,
+    Charge,
+    Gathering,
+    VirtualGroup,
+    gather_strips,
+    share_sum,
+    spread_sum,
+    whole_sum,
+)
 from syncline.comm.virtual_window import Asked, VirtualWindow
 from syncline.comm.window import Functions, Window
 from syncline.errors import CommError
-from syncline.perf.cost import Phase, plan
 from syncline.perf.trace import TaskId
 from syncline.virtual.clock import Clock, Signal
 from syncline.virtual.link import Links, Port
@@ -32,6 +46,9 @@ class Endpoint:
     """One rank, as its communicators see it: what it does, and what it waited for, for people."""
 
     rank: int
+    traffic: Traffic = field(default_factory=Traffic)
+    channel: int = 0
+    """Of the hook that runs: its collectives keep their order, those of others may overtake."""
     doing: str = ""
     cause: TaskId | None = None
     """The task that lets the present hook run."""
@@ -47,7 +64,7 @@ class Endpoint:
     """Set when the next call has been served."""
 
     def look_up(self, clock: Clock) -> None:
-        """Let whoever waits for something to change look again."""
+        """Let processes that wait for something to change look again."""
         changed, self.changed = self.changed, Signal(clock)
         if changed is not None:
             changed.set()
@@ -70,11 +87,8 @@ class VirtualWorld:
         self.links = Links(clock, rates)
         self.cuts: dict[tuple[tuple[int, ...], int, int], tuple[int, ...]] = {}
         """Where a group cuts a bucket into strips: worked out by the first rank that asks."""
-        self._plans: dict[tuple[str, int, int, int], tuple[Phase, ...]] = {}
-        # Positions go round the machines, as in the real communicator of several machines.
-        each, machines = cluster.ranks_per_machine, cluster.machines
-        order = [machine * each + local for local in range(each) for machine in range(machines)]
-        self._everybody = Group(self, order)
+        machines = by_machine(range(cluster.ranks), cluster.ranks_per_machine)
+        self._everybody = VirtualGroup(self, machines)
 
     def machine_of(self, rank: int) -> int:
         return rank // self.cluster.ranks_per_machine
@@ -82,20 +96,6 @@ class VirtualWorld:
     def communicator(self, rank: int) -> VirtualComm:
         """Return the communicator of all ranks, as one of them holds it."""
         return VirtualComm(self._everybody, self.endpoints[rank])
-
-    def charge(self, group: Group, what: str, size_bytes: int, done: Callable[[], None]) -> None:
-        """Let the time of a collective pass, then call back."""
-        key = (what, size_bytes, group.num_machines, group.ranks_per_machine)
-        phases = self._plans.get(key)
-        if phases is None:
-            phases = self._plans[key] = plan(
-                what,
-                size_bytes,
-                machines=group.num_machines,
-                ranks_per_machine=group.ranks_per_machine,
-                algorithm=self.algorithm,
-            )
-        self._pay(group, list(phases), done)
 
     def carry(self, one: int, other: int, num_bytes: int, done: Callable[[], None]) -> None:
         """Let a message travel from one rank to another, then call back."""
@@ -127,7 +127,8 @@ class VirtualWorld:
         for other in self.endpoints:
             other.look_up(self.clock)
 
-    def _pay(self, group: Group, phases: list[Phase], done: Callable[[], None]) -> None:
+    def pay(self, group: VirtualGroup, phases: Sequence[Phase], done: Callable[[], None]) -> None:
+        """Let the time of a collective pass, phase by phase, then call back."""
         if not phases:
             done()
             return
@@ -135,62 +136,10 @@ class VirtualWorld:
         is_inside = phase.where == "inside"
         link = self.cluster.inside if is_inside else self.cluster.network
         ports = group.inside_ports if is_inside else group.across_ports
-        then = lambda: self._pay(group, rest, done)  # noqa: E731
+        then = lambda: self.pay(group, rest, done)  # noqa: E731
         self.clock.after(
             phase.rounds * link.latency_s, self.links.start, ports, phase.num_bytes, then
         )
-
-
-@dataclass(eq=False)
-class _Meeting:
-    """One collective: who has come, with what."""
-
-    what: str
-    size_bytes: int
-    done: Signal
-    brought: dict[int, Any] = field(default_factory=dict)
-    began_after: TaskId | None = None
-
-
-class Group:
-    """Some ranks that hold collectives together."""
-
-    def __init__(self, world: VirtualWorld, ranks: Sequence[int]) -> None:
-        self.world = world
-        self.ranks = tuple(ranks)
-        self.size = len(self.ranks)
-        machines = Counter(world.machine_of(rank) for rank in self.ranks)
-        self.num_machines = len(machines)
-        self.ranks_per_machine = max(machines.values())
-        self.inside_ports: list[Port] = [("inside", rank) for rank in self.ranks]
-        self.across_ports: list[Port] = [
-            (way, machine) for machine in sorted(machines) for way in ("out", "in")
-        ]
-        self.meetings: dict[int, _Meeting] = {}
-        self.allocations: list[tuple[torch.Tensor, ...]] = []
-        self.parts: dict[tuple[tuple[int, ...], int], Group] = {}
-        self.windows: dict[tuple[int, int], VirtualWindow] = {}
-        """Each rank's end of each window, by the window's number and the rank."""
-
-    def allocate(
-        self, number: int, num_elements: int, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, ...]:
-        """Return everybody's memory of the number-th allocation; who asks first makes it."""
-        if number == len(self.allocations):
-            device = self.world.device
-            if device.type == "meta":
-                self.allocations.append((torch.empty(num_elements, dtype=dtype, device=device),))
-            else:
-                each = (torch.zeros(num_elements, dtype=dtype) for _ in self.ranks)
-                self.allocations.append(tuple(each))
-        return self.allocations[number]
-
-    def share(self, number: int, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return the one memory of the number-th allocation."""
-        if number == len(self.allocations):
-            memory = torch.zeros(num_elements, dtype=dtype, device=self.world.device)
-            self.allocations.append((memory,))
-        return self.allocations[number][0]
 
 
 class VirtualComm:
@@ -199,49 +148,65 @@ class VirtualComm:
     name = "virtual"
     num_channels = 1
 
-    def __init__(self, group: Group, me: Endpoint) -> None:
+    def __init__(self, group: VirtualGroup, me: Endpoint) -> None:
         self._group = group
         self._world = group.world
         self.endpoint = me
+        self.traffic = me.traffic
         self.ranks = group.ranks
         self.size = group.size
-        self.num_machines = group.num_machines
+        self.machines = group.machines
+        self.num_machines = len(group.machines)
         self.position = group.ranks.index(me.rank)
-        self._num_met = 0
+        self._num_met: Counter[int] = Counter()
+        """How many collectives this rank has come to, by channel."""
         self._num_allocated = 0
         self._num_windows = 0
-        self._num_parts: Counter[tuple[int, ...]] = Counter()
+        self._num_parts: Counter[Machines] = Counter()
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
         everybody = self._group.allocate(self._num_allocated, num_elements, dtype)
         self._num_allocated += 1
         if len(everybody) == 1:
-            return Memory(everybody[0], everybody * self.size)
-        return Memory(everybody[self.position], everybody)
+            return Memory(everybody[0], everybody * self.size, owner=self._group)
+        return Memory(everybody[self.position], everybody, owner=self._group)
 
     def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
         memory = self._group.share(self._num_allocated, num_elements, dtype)
         self._num_allocated += 1
-        return Memory(memory, is_common=True)
+        return Memory(memory, is_common=True, owner=self._group)
 
     def publish(self, partials: Partials) -> None:
         pass
 
     def reduce_scatter(self, partials: Partials) -> None:
-        self._meet("reduce_scatter", _bytes_of(partials), partials, _spread_sum)
-
-    def all_gather(self, strips: Strips) -> None:
-        size_bytes = strips.memory.mine.numel() * strips.memory.mine.itemsize
-        self._meet("all_gather", size_bytes, strips, _gather)
+        self._sum("reduce_scatter", partials, spread_sum)
 
     def all_reduce(self, partials: Partials) -> None:
-        self._meet("all_reduce", _bytes_of(partials), partials, _share_sum)
+        self._sum("all_reduce", partials, share_sum)
+
+    def _sum(
+        self, what: str, partials: Partials, finish: Callable[[dict[int, Partials]], None]
+    ) -> None:
+        charge = partials.plans.get(what)
+        if charge is None:
+            check_owner(partials.slots, self._group)
+            charge = partials.plans[what] = self._group.charge_sum(what, partials)
+        self._collect(charge, partials, finish)
 
     def reduce(self, partials: Partials, root: int) -> None:
         def give_to_root(brought: dict[int, Partials]) -> None:
-            brought[root].slots[0].mine.copy_(_whole_sum(brought))
+            brought[root].slots[0].mine.copy_(whole_sum(brought))
 
-        self._meet("reduce", _bytes_of(partials), partials, give_to_root)
+        check_owner(partials.slots, self._group)
+        self._collect(self._group.charge_sum("reduce", partials, root), partials, give_to_root)
+
+    def all_gather(self, strips: Strips) -> None:
+        charge = strips.plans.get("all_gather")
+        if charge is None:
+            check_owner([strips.memory], self._group)
+            charge = strips.plans["all_gather"] = self._group.charge_gather(strips)
+        self._collect(charge, strips, gather_strips)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         def copy(brought: dict[int, torch.Tensor]) -> None:
@@ -249,104 +214,85 @@ class VirtualComm:
                 if position != root:
                     target.copy_(brought[root])
 
+        charge = self._group.charge_broadcast(tensor.numel(), tensor.itemsize, root)
         # Detached here: by the time it is copied the tensor may stand for another rank's memory.
-        self._meet("broadcast", tensor.numel() * tensor.itemsize, tensor.detach(), copy)
+        self._collect(charge, tensor.detach(), copy)
 
     def barrier(self) -> None:
-        self._meet("barrier", 0, None, lambda brought: None)
+        self._collect(self._group.charge_barrier(), None, lambda brought: None)
+
+    def end_lending(self) -> None:
+        """Meet those whose real processes would read this rank's memory: its machine's."""
+        if self._group.shape.kind == "shared memory":
+            self._meet(END_OF_LENDING, None, lambda brought: None)
+        elif self._group.shape.kind == "hierarchical":
+            self._inside.end_lending()
+
+    @cached_property
+    def _inside(self) -> VirtualComm:
+        """This machine's ranks of the group."""
+        (mine,) = (machine for machine in self.machines if self.endpoint.rank in machine)
+        return VirtualComm(self._group.part((mine,), 0), self.endpoint)
 
     def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
         number = self._num_windows
         self._num_windows += 1
-        return VirtualWindow(self._group, self.endpoint, number, functions)
+        num_bytes = num_elements * dtype.itemsize
+        return VirtualWindow(self._group, self.endpoint, number, num_bytes, functions)
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
-        members = tuple(rank for rank in self.ranks if rank in ranks)
-        self._num_parts[members] += 1
-        if self.endpoint.rank not in members:
+        machines = choose(self.machines, ranks)
+        self._num_parts[machines] += 1
+        if self.endpoint.rank not in ranks:
             return None
-        key = (members, self._num_parts[members])
-        group = self._group.parts.get(key)
-        if group is None:
-            group = self._group.parts[key] = Group(self._world, members)
-        return VirtualComm(group, self.endpoint)
+        if kind_of(machines) == "alone":
+            return Alone(self.endpoint.rank, self.traffic, self._world.device)
+        return VirtualComm(self._group.part(machines, self._num_parts[machines]), self.endpoint)
 
     def close(self) -> None:
         pass
 
-    def _meet(
-        self, what: str, size_bytes: int, brings: Any, finish: Callable[[dict[int, Any]], None]
+    def _collect(
+        self, charge: Charge, brings: Any, finish: Callable[[dict[int, Any]], None]
     ) -> None:
+        """Count a collective and come to it. One rank alone sends nothing."""
+        if self.size > 1:
+            self.traffic.add(self.endpoint.channel, charge.what, charge.sent[self.position])
+        self._meet(charge, brings, finish)
+
+    def _meet(self, charge: Charge, brings: Any, finish: Callable[[dict[int, Any]], None]) -> None:
         """Wait for all members; the last to come pays for all, and does the arithmetic for all."""
-        group, me, number = self._group, self.endpoint, self._num_met
-        self._num_met += 1
-        meeting = group.meetings.get(number)
-        if meeting is None:
+        group, me = self._group, self.endpoint
+        number = (me.channel, self._num_met[me.channel])
+        self._num_met[me.channel] += 1
+        gathering = group.gatherings.get(number)
+        if gathering is None:
             signal = Signal(self._world.clock)
-            meeting = group.meetings[number] = _Meeting(what, size_bytes, signal)
-        if (meeting.what, meeting.size_bytes) != (what, size_bytes):
+            gathering = group.gatherings[number] = Gathering(charge, signal)
+        others = gathering.charge
+        if (others.what, others.size_bytes) != (charge.what, charge.size_bytes):
             raise CommError(
-                f"rank {me.rank} calls {what} of {size_bytes} bytes where others call "
-                f"{meeting.what} of {meeting.size_bytes}: collectives need one order on all ranks"
+                f"rank {me.rank} calls {charge.what} of {charge.size_bytes} bytes where others "
+                f"call {others.what} of {others.size_bytes}: all ranks need one order"
             )
-        meeting.brought[self.position] = brings
-        if len(meeting.brought) == group.size:
-            del group.meetings[number]
-            meeting.began_after = me.cause
+        gathering.brought[self.position] = brings
+        if len(gathering.brought) == group.size:
+            del group.gatherings[number]
+            gathering.began_after = me.cause
 
             def end() -> None:
                 if self._world.device.type != "meta":
                     with torch.no_grad():
-                        finish(meeting.brought)
-                meeting.done.set()
+                        finish(gathering.brought)
+                gathering.done.set()
 
-            self._world.charge(group, what, size_bytes, end)
-        meeting.done.wait(lambda: self._explain(meeting))
-        me.waited_for = meeting.began_after
+            self._world.pay(group, charge.phases, end)
+        gathering.done.wait(lambda: self._explain(gathering))
+        me.waited_for = gathering.began_after
 
-    def _explain(self, meeting: _Meeting) -> str:
-        missing = sorted(rank for at, rank in enumerate(self.ranks) if at not in meeting.brought)
+    def _explain(self, gathering: Gathering) -> str:
+        missing = sorted(rank for at, rank in enumerate(self.ranks) if at not in gathering.brought)
         named = [f"{rank}{self._world.endpoints[rank].died}" for rank in missing[:6]]
         more = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
-        return f"{self.endpoint.doing}: {meeting.what} waits for rank {', '.join(named)}{more}"
-
-
-def _bytes_of(partials: Partials) -> int:
-    """Return what the rank with most partial sums brings."""
-    mine = partials.slots[0].mine
-    return mine.numel() * mine.itemsize * partials.spread.most_nodes
-
-
-def _whole_sum(brought: dict[int, Partials]) -> torch.Tensor:
-    """Add up everybody's partial sums, all of them at once: the same pairs as strip by strip."""
-    first = brought[0]
-    if first.plan is None:
-        out = torch.empty_like(first.slots[0].mine)
-        first.plan = (prepare_reach(first, 0, out.numel(), out), out)
-    add_up, out = first.plan
-    add_up()
-    assert isinstance(out, torch.Tensor)
-    return out
-
-
-def _spread_sum(brought: dict[int, Partials]) -> None:
-    whole = _whole_sum(brought)
-    for position, partials in brought.items():
-        start, stop = partials.cuts[position : position + 2]
-        if start < stop:
-            partials.strip(position).copy_(whole[start:stop])
-
-
-def _share_sum(brought: dict[int, Partials]) -> None:
-    whole = _whole_sum(brought)
-    for partials in brought.values():
-        partials.result = whole.clone()
-
-
-def _gather(brought: dict[int, Strips]) -> None:
-    if brought[0].memory.is_common:
-        return
-    for position, strips in brought.items():
-        for owner, theirs in brought.items():
-            if owner != position:
-                strips.mine(owner).copy_(theirs.mine(owner))
+        what = gathering.charge.what
+        return f"{self.endpoint.doing}: {what} waits for rank {', '.join(named)}{more}"

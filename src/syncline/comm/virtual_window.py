@@ -17,7 +17,8 @@ from syncline.errors import PeerGone
 from syncline.virtual.clock import Signal
 
 if TYPE_CHECKING:
-    from syncline.comm.virtual import Endpoint, Group
+    from syncline.comm.virtual import Endpoint
+    from syncline.comm.virtual_group import VirtualGroup
 
 
 @dataclass(eq=False)
@@ -51,11 +52,19 @@ class Asked:
 class VirtualWindow:
     """One virtual rank's end of a window."""
 
-    def __init__(self, group: Group, me: Endpoint, number: int, functions: Functions) -> None:
+    def __init__(
+        self,
+        group: VirtualGroup,
+        me: Endpoint,
+        number: int,
+        published_bytes: int,
+        functions: Functions,
+    ) -> None:
         self._group = group
         self._world = group.world
         self._me = me
         self._number = number
+        self._published_bytes = published_bytes
         self.functions = functions
         self.published: torch.Tensor | None = None
         self.version = 0
@@ -63,7 +72,7 @@ class VirtualWindow:
         group.windows[number, me.rank] = self
 
     def publish(self, values: torch.Tensor) -> bool:
-        # A clone, since whoever has got the version before may still read it.
+        # A clone, since a rank that has got the version before may still read it.
         self.published = values.clone() if values.device.type != "meta" else values
         self.version += 1
         return True
@@ -75,12 +84,12 @@ class VirtualWindow:
         asked = self._ask(position, "a get")
         if asked.is_over():
             return asked
+        self._count("get", self._published_bytes)
 
         def serve() -> None:
             # What was published when the request came is what is sent back.
             values, version = owner.published, owner.version
             assert values is not None
-            self.sent_bytes += values.numel() * values.itemsize
 
             def arrive() -> None:
                 asked.got = values
@@ -121,9 +130,15 @@ class VirtualWindow:
         if is_mine:
             arrive()
         else:
-            self.sent_bytes += bytes_moved(values, out)
+            self._count(function, bytes_moved(values, out))
             self._world.carry(rank, asked.owner.rank, bytes_moved(values), arrive)
         return asked
+
+    def _count(self, what: str, num_bytes: int) -> None:
+        """Count a call or a get to another rank."""
+        self.num_calls += 1
+        self.sent_bytes += num_bytes
+        self._me.traffic.add(self._me.channel, what, num_bytes)
 
     def _end(self, position: int) -> VirtualWindow:
         return self._group.windows[self._number, self._group.ranks[position]]
@@ -136,7 +151,6 @@ class VirtualWindow:
         if owner.died:
             asked.done.set()
         else:
-            self.num_calls += owner is not self._me
             owner.asked[asked] = None
         return asked
 

@@ -1,4 +1,4 @@
-"""Windows: what a rank exposes to the others, who come when they like.
+"""Windows: what a rank exposes to the others, for them to get or call at any time.
 
 A window is made by all ranks of a communicator together and then used by each alone. Each rank may
 
@@ -23,11 +23,11 @@ from typing import Protocol
 import torch
 
 from syncline.comm.base import Memory
-from syncline.comm.control import Control
-from syncline.comm.hub import Hub
+from syncline.comm.context import Context
 from syncline.errors import CommError, PeerGone, RankFailed
 
 MAX_NOTE_BYTES = 928
+"""What a cell of shared memory holds beside its twelve words (`shared_window.py`)."""
 
 
 @dataclass(eq=False)
@@ -82,7 +82,7 @@ class Window(Protocol):
     def publish(self, values: torch.Tensor) -> bool:
         """Let others get a copy of these values from now on.
 
-        False if the version before stays, since somebody fell asleep over reading one.
+        Return False if a reader still holds the old buffer; the old version then stays published.
         """
 
     def get(self, position: int) -> Pending:
@@ -117,7 +117,7 @@ Functions = Mapping[str, Function]
 
 
 class Done:
-    """A call of one's own, or a get that took no time."""
+    """A call of a rank to itself, or a get that took no time."""
 
     def __init__(self, number: int, values: torch.Tensor | None = None) -> None:
         self._number = number
@@ -139,7 +139,7 @@ class Done:
 
 
 class Lost(Done):
-    """A call to somebody who was gone already."""
+    """A call to a rank that was gone already."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(0)
@@ -157,7 +157,7 @@ def serve_oneself(
     out: Memory | None,
     note: bytes,
 ) -> Done:
-    """Call a function of one's own: nothing travels."""
+    """Call a function of the calling rank itself: nothing travels."""
     return Done(functions[function](Call.of(rank, values, out, note)))
 
 
@@ -168,11 +168,9 @@ def bytes_moved(*memories: Memory | None) -> int:
 class Patience:
     """Waits for peers on a hub, and finds out when that makes no sense any more."""
 
-    def __init__(self, hub: Hub, control: Control) -> None:
-        self._hub = hub
-        self._control = control
-        self.rank = control.place.rank
-        """This rank itself."""
+    def __init__(self, context: Context) -> None:
+        self._hub = context.hub
+        self._control = context.control
 
     def wait(self, rank: int, is_over: Callable[[], bool], what: str) -> None:
         """Return when `is_over`; raise PeerGone if the rank is gone by then."""
@@ -215,12 +213,13 @@ class Patience:
 
 
 class ServedWindow:
-    """What the real windows have in common: who is asked, what is counted, how calls are served."""
+    """What the real windows have in common: counting calls, sending and serving them."""
 
-    def __init__(self, ranks: tuple[int, ...], patience: Patience, functions: Functions) -> None:
+    def __init__(self, ranks: tuple[int, ...], context: Context, functions: Functions) -> None:
         self._ranks = ranks
-        self._position = ranks.index(patience.rank)
-        self._patience = patience
+        self._position = ranks.index(context.rank)
+        self._context = context
+        self._patience = Patience(context)
         self._functions = functions
         self._numbers = {name: number for number, name in enumerate(functions)}
         self._in_order = list(functions.values())
@@ -241,9 +240,14 @@ class ServedWindow:
             return Lost(rank)
         if len(note) > MAX_NOTE_BYTES:
             raise CommError(f"a note of {len(note)} bytes is too long for a window")
-        self.num_calls += 1
-        self.sent_bytes += bytes_moved(values, out)
+        self._count(function, bytes_moved(values, out))
         return self._send(position, self._numbers[function], values, out, note)
+
+    def _count(self, what: str, num_bytes: int) -> None:
+        """Count a call or a get to another rank."""
+        self.num_calls += 1
+        self.sent_bytes += num_bytes
+        self._context.traffic.add(self._context.hub.channel, what, num_bytes)
 
     def _send(
         self, position: int, function: int, values: Memory | None, out: Memory | None, note: bytes
@@ -304,7 +308,7 @@ class AloneWindow:
         late: Callable[[], Sequence[int]] | None = None,
     ) -> None:
         if not is_true():
-            raise RuntimeError(f"nobody is there who could help: {why()}")
+            raise RuntimeError(f"a rank alone waits for calls that no other rank can make: {why()}")
 
     def gone(self) -> frozenset[int]:
         return frozenset()

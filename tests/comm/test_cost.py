@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from syncline.cluster import Link
-from syncline.comm import network, shared_memory
-from syncline.perf import cost
-from syncline.perf.cost import Phase, plan, seconds
+from syncline.comm import cost
+from syncline.comm.cost import Phase, phases, plan, seconds
+from syncline.comm.limits import SMALL_BYTES
+from syncline.comm.shape import shape_of
+from syncline.comm.volume import COLLECTIVES, Volume
 
 INSIDE = Link(latency_s=2e-6, rate_bytes_per_s=1e10)
 ACROSS = Link(latency_s=5e-5, rate_bytes_per_s=1e9)
@@ -92,6 +94,70 @@ def test_two_machines_of_four_term_by_term():
     assert plan("barrier", 0, **two_by_four) == (meeting, Phase("across", 1, 16), meeting)
 
 
+def time_with(what, machines, strips, sums, machine_sums=(), algorithm="direct"):
+    work = Volume(strips, sums, machine_sums)
+    found = phases(what, shape_of(machines), work, algorithm)
+    return seconds(found, inside=INSIDE, across=ACROSS)
+
+
+def apart(size):
+    return tuple((rank,) for rank in range(size))
+
+
+@pytest.mark.parametrize("n", [1, 4, 30])
+def test_one_server_of_n_workers_costs_2_n_s(n):
+    # n workers with a gradient of S = 8 MB each, and a server that owns all of it and computes
+    # nothing: n S come in, n S go out.
+    strips, sums = (0,) * n + (8 * MB,), (1,) * n + (0,)
+    both = sum(
+        time_with(what, apart(n + 1), strips, sums) for what in ("reduce_scatter", "all_gather")
+    )
+    alpha, beta = ACROSS.latency_s, 1 / ACROSS.rate_bytes_per_s
+    assert both == pytest.approx(2 * alpha + 2 * n * 8 * MB * beta, rel=1e-12)
+
+
+def test_one_owner_that_computes_too_spares_its_own_gradient():
+    # 4 machines, all owned by one: 3 x 8 MB come in; of a machine of 4 the owner reads 3 x 8 MB.
+    strips, sums = (0, 8 * MB, 0, 0), (1, 1, 1, 1)
+    assert time_with("reduce_scatter", apart(4), strips, sums) == pytest.approx(0.05e-3 + 24e-3)
+    assert time_with("all_gather", apart(4), strips, sums) == pytest.approx(0.05e-3 + 24e-3)
+    one = (tuple(range(4)),)
+    assert time_with("reduce_scatter", one, strips, sums) == pytest.approx(2e-6 + 2.4e-3)
+    # A ring cuts evenly whoever owns what: 3 rounds of 2 MB.
+    ring = time_with("reduce_scatter", apart(4), strips, sums, algorithm="ring")
+    assert ring == pytest.approx(3 * 0.05e-3 + 6e-3)
+
+
+def test_each_partial_sum_is_charged_as_often_as_it_is_sent():
+    # 3 machines own 2 MB each; the first holds two partial sums, and sends 2 x 4 MB. The others
+    # get 3 strips each, of 2 MB: 6 MB. So the first one's way out is the busiest.
+    strips, sums = (2 * MB,) * 3, (2, 1, 1)
+    assert time_with("reduce_scatter", apart(3), strips, sums) == pytest.approx(0.05e-3 + 8e-3)
+    # A gather is of results: one of each.
+    assert time_with("all_gather", apart(3), strips, sums) == pytest.approx(0.05e-3 + 4e-3)
+
+
+def test_uneven_columns_of_two_machines_by_hand():
+    # 2 machines of 2 ranks; positions 0 and 1 carry column 0 (6 MB), 2 and 3 column 1 (2 MB).
+    machines = ((0, 1), (2, 3))
+    strips, sums, left = (5 * MB, 1 * MB, 2 * MB, 0), (1, 1, 1, 1), (1, 2)
+    # Inside, ranks of column 0 read 6 MB of their one peer. The second machine has two sums left,
+    # and sends twice what the first one owns: 2 x 7 MB.
+    expected = 2e-6 + 0.6e-3 + 0.05e-3 + 14e-3
+    assert time_with("reduce_scatter", machines, strips, sums, left) == pytest.approx(expected)
+    # 7 MB go from the first machine to the second; into memory of their own, columns are copied.
+    expected = 0.05e-3 + 7e-3 + 2e-6 + 0.6e-3
+    assert time_with("all_gather", machines, strips, sums, left) == pytest.approx(expected)
+
+
+def test_machines_with_different_numbers_of_ranks_share_their_port():
+    # Ranks 0 and 1 on one machine, 2 on another, 3 MB for each: each sends 3 MB to each peer. From
+    # the first machine to the second go 2 x 3 MB; inside it 3 MB each way, through its memory.
+    strips, sums = (3 * MB,) * 3, (1, 1, 1)
+    expected = 0.05e-3 + 6e-3 + 0.3e-3
+    assert time_with("reduce_scatter", ((0, 1), (2,)), strips, sums) == pytest.approx(expected)
+
+
 def test_a_ring_across_leaves_the_inside_alone():
     ring = plan("all_reduce", 9 * MB, machines=3, ranks_per_machine=3, algorithm="ring")
     # m - 1 = 2 rounds and 2/3 of 9 MB for each half.
@@ -101,7 +167,7 @@ def test_a_ring_across_leaves_the_inside_alone():
 
 
 @pytest.mark.parametrize("algorithm", cost.ALGORITHMS)
-@pytest.mark.parametrize("what", cost.COLLECTIVES)
+@pytest.mark.parametrize("what", COLLECTIVES)
 def test_a_world_of_one_pays_nothing(what, algorithm):
     assert plan(what, MB, machines=1, ranks_per_machine=1, algorithm=algorithm) == ()
 
@@ -114,11 +180,10 @@ def test_halves_of_an_all_reduce_add_up_to_it_across_machines(machines, algorith
     assert plan("all_reduce", MB, **world) == halves
 
 
-def test_what_is_small_is_what_the_communicators_call_small():
-    assert cost.SMALL_BYTES == 4 * network._SMALL_ELEMENTS == 4 * shared_memory._SMALL_ELEMENTS
-    assert cost.PIECE_BYTES == shared_memory._SCRATCH_BYTES
-    assert len(plan("all_reduce", cost.SMALL_BYTES, machines=2, ranks_per_machine=1)) == 1
-    assert len(plan("all_reduce", cost.SMALL_BYTES + 4, machines=2, ranks_per_machine=1)) == 2
+def test_what_is_small_takes_one_round_and_more_takes_two():
+    two = {"machines": 2, "ranks_per_machine": 1}
+    assert len(plan("all_reduce", SMALL_BYTES, **two)) == 1
+    assert len(plan("all_reduce", SMALL_BYTES + 4, **two)) == 2
 
 
 def test_unknown_names_are_refused_with_those_there_are():

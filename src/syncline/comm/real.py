@@ -1,0 +1,117 @@
+"""What communicators between processes have in common: plans, the count of bytes, closing.
+
+A collective is prepared for the memory that it works on when it is first called with it; after that
+a call looks its plan up, counts its bytes and runs it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from syncline.comm.base import Partials, Strips
+from syncline.comm.context import Context
+
+
+class Prepared(NamedTuple):
+    """A collective, ready to run."""
+
+    run: Callable[[str], None]
+    """Takes the name of the operation, for messages to people."""
+    num_bytes: int
+    """What this rank hands to its peers by it."""
+
+
+class RealCommunicator(ABC):
+    """Collectives of real processes: how each is done is the subclass's business."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.hub = context.hub
+        self.traffic = context.traffic
+        self._is_part = False
+        self._is_closed = False
+
+    def reduce_scatter(self, partials: Partials) -> None:
+        self._run(partials.plans, "reduce_scatter", self.plan_reduce_scatter, partials)
+
+    def all_gather(self, strips: Strips) -> None:
+        self._run(strips.plans, "all_gather", self.plan_all_gather, strips)
+
+    def all_reduce(self, partials: Partials) -> None:
+        self._run(partials.plans, "all_reduce", self.plan_all_reduce, partials)
+
+    def reduce(self, partials: Partials, root: int) -> None:
+        plan = self.plan_reduce(partials, root)
+        self.traffic.add(self.hub.channel, "reduce", plan.num_bytes)
+        plan.run("reduce")
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        num_bytes = self.copy_from(tensor, root)
+        self.traffic.add(self.hub.channel, "broadcast", num_bytes)
+
+    def barrier(self) -> None:
+        self.traffic.add(self.hub.channel, "barrier", 0)
+        self.meet("barrier")
+
+    def _run(
+        self, plans: dict[str, Any], what: str, prepare: Callable[[Any], Prepared], argument: Any
+    ) -> None:
+        plan = plans.get(what)
+        if plan is None:
+            plan = plans[what] = prepare(argument)
+        self.traffic.add(self.hub.channel, what, plan.num_bytes)
+        plan.run(what)
+
+    @abstractmethod
+    def plan_reduce_scatter(self, partials: Partials) -> Prepared: ...
+
+    @abstractmethod
+    def plan_all_gather(self, strips: Strips) -> Prepared: ...
+
+    @abstractmethod
+    def plan_all_reduce(self, partials: Partials) -> Prepared: ...
+
+    @abstractmethod
+    def plan_reduce(self, partials: Partials, root: int) -> Prepared: ...
+
+    @abstractmethod
+    def copy_from(self, tensor: torch.Tensor, root: int) -> int:
+        """Copy the root's tensor to all; return how many bytes this rank handed to its peers."""
+
+    @abstractmethod
+    def meet(self, what: str) -> None:
+        """Return when every rank has called it, on this channel."""
+
+    def adopt(self, subgroup: RealCommunicator) -> None:
+        """Take a subgroup into the world's care."""
+        subgroup._is_part = True
+        self.context.keep(subgroup)
+
+    def close(self) -> None:
+        """Give back what is this communicator's own; the world closes open subgroups first."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._is_part:
+            self.context.forget(self)
+        else:
+            self.context.close_subgroups()
+        self.release()
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give back memory, doorbells and connections."""
+
+
+def one_after_the_other(*plans: Prepared) -> Prepared:
+    """Join plans to one that runs them in order."""
+
+    def run(what: str) -> None:
+        for plan in plans:
+            plan.run(what)
+
+    return Prepared(run, sum(plan.num_bytes for plan in plans))

@@ -1,0 +1,94 @@
+"""How a group's ranks lie on machines, and what carries its bytes because of that. Pure functions.
+
+`machines` are the ranks of a group by machine, machines in order. Real and virtual communicators
+decide by these functions, so that a group has the same order of ranks and the same way of working
+on both clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Literal
+
+Machines = tuple[tuple[int, ...], ...]
+
+Kind = Literal["alone", "shared memory", "network", "hierarchical"]
+
+
+def choose(machines: Machines, ranks: Collection[int]) -> Machines:
+    """Return the machines of a subgroup: those that have some of the ranks, with no others.
+
+    >>> choose(((0, 1), (2, 3)), {3, 0, 1})
+    ((0, 1), (3,))
+    """
+    chosen = (tuple(rank for rank in machine if rank in ranks) for machine in machines)
+    return tuple(machine for machine in chosen if machine)
+
+
+def positions_of(machines: Machines) -> tuple[int, ...]:
+    """Return the ranks by position: positions go round the machines.
+
+    >>> positions_of(((0, 1), (2, 3), (4,)))
+    (0, 2, 4, 1, 3)
+    """
+    rounds = zip_longest(*machines)
+    return tuple(rank for one in rounds for rank in one if rank is not None)
+
+
+def kind_of(machines: Machines) -> Kind:
+    """Say what carries the bytes of a group.
+
+    Machines with different numbers of its ranks use the network only: columns of a bucket are
+    carried by the ranks of equal number on every machine.
+
+    >>> kind_of(((0, 1), (2, 3))), kind_of(((0, 1), (2,)))
+    ('hierarchical', 'network')
+    """
+    sizes = {len(machine) for machine in machines}
+    if len(machines) == 1:
+        return "alone" if sizes == {1} else "shared memory"
+    return "hierarchical" if len(sizes) == 1 and sizes != {1} else "network"
+
+
+def by_machine(ranks: Sequence[int], ranks_per_machine: int) -> Machines:
+    """Return ranks by machine where rank r is on machine r // ranks_per_machine.
+
+    >>> by_machine([0, 2, 1, 3], 2)
+    ((0, 1), (2, 3))
+    """
+    machines: dict[int, list[int]] = {}
+    for rank in ranks:
+        machines.setdefault(rank // ranks_per_machine, []).append(rank)
+    return tuple(tuple(machines[machine]) for machine in sorted(machines))
+
+
+@dataclass(frozen=True)
+class GroupShape:
+    """A group by positions, as communicators count."""
+
+    kind: Kind
+    machines: Machines
+    """Positions by machine."""
+    columns: Machines
+    """Positions by their number on the machine: those that carry one column of a bucket."""
+
+    @property
+    def everybody(self) -> Machines:
+        """All positions, as one group."""
+        return (tuple(sorted(position for machine in self.machines for position in machine)),)
+
+
+def shape_of(machines: Machines) -> GroupShape:
+    """Return a group's shape from its ranks by machine."""
+    at = {rank: position for position, rank in enumerate(positions_of(machines))}
+    by_position = tuple(tuple(at[rank] for rank in machine) for machine in machines)
+    rounds = zip_longest(*by_position)
+    columns = tuple(tuple(one for one in column if one is not None) for column in rounds)
+    return GroupShape(kind_of(machines), by_position, columns)
+
+
+def even_shape(machines: int, ranks_per_machine: int) -> GroupShape:
+    """Return the shape of equal machines."""
+    return shape_of(by_machine(range(machines * ranks_per_machine), ranks_per_machine))

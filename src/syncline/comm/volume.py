@@ -1,0 +1,250 @@
+"""What each rank of a group sends in a collective: exchanges of bytes, as pure functions.
+
+The ways of the three communicators, exchange by exchange as `comm/` does them. `traffic.py` counts
+by them where nothing is sent that could be counted (shared memory, virtual time), and `cost.py`
+charges time for them, so bytes and seconds cannot disagree.
+
+In every exchange position p hands `gives[p] * takes[q]` bytes to every other position q of its
+group. To reduce, p gives each of its partial sums and q takes the bytes of its strip. To gather, p
+gives its strip and q takes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
+
+from syncline.comm.limits import SCRATCH_BYTES, SMALL_BYTES, TOKEN_BYTES
+from syncline.comm.shape import GroupShape, Machines
+
+if TYPE_CHECKING:
+    from syncline.comm.base import Partials, Strips
+
+COLLECTIVES = ("all_gather", "all_reduce", "barrier", "broadcast", "reduce", "reduce_scatter")
+
+Where = Literal["inside", "across"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Ranks of some groups hand bytes to each other, all at once."""
+
+    where: Where
+    """Inside machines (peers read memory) or across them (messages)."""
+    groups: Machines
+    """Positions that exchange with each other. Whoever is in none takes no part."""
+    gives: Sequence[float]
+    takes: Sequence[float]
+    rounds: int = 1
+    """Latencies: meetings of a machine's ranks, or messages that wait for each other."""
+    whole_bytes: float = 0.0
+    """The size of the vector, where every rank sends and receives: a ring can do that too."""
+    is_payload: bool = True
+
+    def sent_by(self, position: int) -> float:
+        """Return what a position hands to its peers."""
+        if not self.is_payload:
+            return 0
+        for group in self.groups:
+            if position in group:
+                takes = sum(self.takes[peer] for peer in group) - self.takes[position]
+                return self.gives[position] * takes
+        return 0
+
+    def sent(self) -> list[float]:
+        """Return what each position hands to its peers, in time linear in their number."""
+        found = [0.0] * len(self.gives)
+        for group in self.groups if self.is_payload else ():
+            takes = sum(self.takes[position] for position in group)
+            for position in group:
+                found[position] = self.gives[position] * (takes - self.takes[position])
+        return found
+
+
+@dataclass(frozen=True)
+class Volume:
+    """What a collective is about, in bytes."""
+
+    strips: tuple[float, ...]
+    """The size of each position's strip."""
+    sums: tuple[int, ...] = ()
+    """How many partial sums each position holds."""
+    machine_sums: tuple[int, ...] = ()
+    """How many each machine has left, once its ranks have added up theirs."""
+    root: int = 0
+    is_common: bool = False
+    """Whether the ranks of a machine gather into one memory."""
+
+    @property
+    def size_bytes(self) -> float:
+        return sum(self.strips)
+
+
+def stages(
+    what: str, shape: GroupShape, volume: Volume, *, has_short_way: bool = True
+) -> tuple[Stage, ...]:
+    """Return the exchanges of a collective, one after the other.
+
+    With `has_short_way` what is small goes to everybody at once. A broadcast's strips are those in
+    which it is dealt out: one for each position, or for each machine where those have several.
+    """
+    if what not in COLLECTIVES:
+        raise ValueError(f"no collective is called {what!r}; there are {', '.join(COLLECTIVES)}")
+    if shape.kind == "alone":
+        return ()
+    is_short = has_short_way and volume.size_bytes <= SMALL_BYTES
+    if shape.kind == "shared memory":
+        return _shared_memory(what, shape, volume, is_short)
+    if shape.kind == "network":
+        return _network(what, shape.everybody, volume, is_short)
+    return _hierarchical(what, shape, volume, is_short)
+
+
+def _ones(num_positions: int, only: int | None = None) -> list[float]:
+    return [1.0 if only is None or at == only else 0.0 for at in range(num_positions)]
+
+
+def _meeting(shape: GroupShape) -> Stage:
+    nothing = _ones(sum(map(len, shape.machines)), -1)
+    return Stage("inside", shape.machines, nothing, nothing, is_payload=False)
+
+
+def _network(what: str, everybody: Machines, volume: Volume, is_short: bool) -> tuple[Stage, ...]:
+    """Messages from rank to rank (`network.py`): strips, or everything to everybody if small."""
+    size, strips, whole = len(volume.strips), volume.strips, volume.size_bytes
+    ones, to_root = _ones(size), _ones(size, volume.root)
+    reduce = Stage("across", everybody, volume.sums, strips, whole_bytes=whole)
+    gather = Stage("across", everybody, strips, ones, whole_bytes=whole)
+    match what:
+        case "reduce_scatter":
+            return (reduce,)
+        case "all_gather":
+            return (gather,)
+        case "all_reduce":
+            everything = [count * whole for count in volume.sums]
+            short = Stage("across", everybody, everything, ones)
+            return (short,) if is_short else (reduce, gather)
+        case "reduce":
+            return reduce, Stage("across", everybody, strips, to_root)
+        case "broadcast":
+            everything = [whole * one for one in to_root]
+            short = Stage("across", everybody, everything, ones)
+            dealt = Stage("across", everybody, to_root, strips)
+            return (short,) if is_short else (dealt, gather)
+        case _:
+            tokens = [float(TOKEN_BYTES)] * size
+            return (Stage("across", everybody, tokens, ones, is_payload=False),)
+
+
+def _shared_memory(
+    what: str, shape: GroupShape, volume: Volume, is_short: bool
+) -> tuple[Stage, ...]:
+    """One machine (`shared_memory.py`): an exchange is a meeting, then peers' memory is read."""
+    group, size, strips = shape.machines, len(volume.strips), volume.strips
+    ones, to_root = _ones(size), _ones(size, volume.root)
+    reduce = Stage("inside", group, volume.sums, strips)
+    gather = Stage("inside", group, strips, ones)
+    match what:
+        case "reduce_scatter":
+            return (reduce,)
+        case "all_gather":
+            return (_meeting(shape),) if volume.is_common else (gather,)
+        case "all_reduce":
+            everything = [count * volume.size_bytes for count in volume.sums]
+            return (Stage("inside", group, everything, ones),) if is_short else (reduce, gather)
+        case "reduce":
+            return reduce, Stage("inside", group, strips, to_root)
+        case "broadcast":
+            return _through_scratch(group, [volume.size_bytes * one for one in to_root], ones)
+        case _:
+            return (_meeting(shape),)
+
+
+def _through_scratch(
+    groups: Machines, gives: Sequence[float], takes: Sequence[float]
+) -> tuple[Stage, ...]:
+    """The root writes each piece, which takes as long as the others then take to read it."""
+    rounds = int(-(-max(gives) // SCRATCH_BYTES))
+    read = Stage("inside", groups, gives, takes, rounds)
+    return replace(read, is_payload=False), read
+
+
+def _hierarchical(
+    what: str, shape: GroupShape, volume: Volume, is_short: bool
+) -> tuple[Stage, ...]:
+    """Several machines of several ranks (`hierarchical.py`): columns inside, then across.
+
+    There is no short way for small sums, and a reduce gives the result to all.
+    """
+    machines, columns, strips = shape.machines, shape.columns, volume.strips
+    num_machines, whole = len(machines), volume.size_bytes
+    size = num_machines * len(columns)
+    ones, meeting = _ones(size), _meeting(shape)
+    if what == "barrier":
+        tokens = [float(TOKEN_BYTES)] * size
+        return meeting, Stage("across", columns, tokens, ones, is_payload=False), meeting
+    if what == "broadcast":
+        # The ranks that carry the root's column cross; then each of them copies for its machine.
+        column, first = divmod(volume.root, num_machines)
+        carried = Volume(strips, root=first)
+        across = [
+            replace(
+                one,
+                groups=(columns[column],),
+                gives=_spread_out(one.gives, columns[column], size),
+                takes=_spread_out(one.takes, columns[column], size),
+            )
+            for one in _network(what, ((),), carried, is_short)
+        ]
+        gives = _spread_out([whole] * num_machines, columns[column], size)
+        return *across, *_through_scratch(machines, gives, ones)
+    cuts = [sum(strips[at] for at in column) for column in columns]
+    of_column = [cuts[position // num_machines] for position in range(size)]
+    gather = (
+        Stage("across", columns, strips, ones, whole_bytes=whole),
+        meeting if volume.is_common else Stage("inside", machines, of_column, ones),
+    )
+    if what == "all_gather":
+        return gather
+    left = [volume.machine_sums[position % num_machines] for position in range(size)]
+    reduce = (
+        Stage("inside", machines, volume.sums, of_column),
+        Stage("across", columns, left, strips, whole_bytes=whole),
+    )
+    return reduce if what == "reduce_scatter" else reduce + gather
+
+
+def _spread_out(values: Sequence[float], positions: Sequence[int], size: int) -> list[float]:
+    """Give values to some positions, 0 to the others."""
+    found = [0.0] * size
+    for position, value in zip(positions, values, strict=True):
+        found[position] = value
+    return found
+
+
+def volume_of_partials(partials: Partials, shape: GroupShape, root: int = 0) -> Volume:
+    """Say what a sum is about."""
+    spread = partials.spread
+    machine_sums: tuple[int, ...] = ()
+    if shape.kind == "hierarchical":
+        machine_sums = tuple(map(len, spread.across_groups(shape.machines).nodes))
+    strips = strip_bytes(partials.cuts, partials.result.itemsize)
+    return Volume(strips, tuple(map(len, spread.nodes)), machine_sums, root)
+
+
+def volume_of_strips(strips: Strips) -> Volume:
+    """Say what a gather is about."""
+    memory = strips.memory
+    return Volume(strip_bytes(strips.cuts, memory.mine.itemsize), is_common=memory.is_common)
+
+
+def strip_bytes(cuts: Sequence[int], element_bytes: int) -> tuple[int, ...]:
+    return tuple((stop - start) * element_bytes for start, stop in pairwise(cuts))
+
+
+def sent_bytes(found: Iterable[Stage], position: int, where: Where | None = None) -> int:
+    """Return what a position hands to its peers in all; with `where`, in those exchanges only."""
+    chosen = (one for one in found if where in (None, one.where))
+    return int(sum(one.sent_by(position) for one in chosen))

@@ -1,0 +1,85 @@
+"""When virtual ranks come out of their collectives, worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from syncline.cluster import Link
+from syncline.comm.base import Partials, Strips
+from syncline.comm.tree import Spread
+from syncline.comm.virtual import VirtualWorld
+from syncline.virtual.clock import Clock
+from worlds import cluster
+
+INSIDE = Link(latency_s=0.01, rate_bytes_per_s=1e6)
+
+
+def run_timed(size, machines, work):
+    """Run work(comm, clock) on virtual ranks whose network carries 1000 bytes a second."""
+    clock = Clock()
+    cluster_ = cluster(size, size // machines, rate=1000.0, inside=INSIDE)
+    world = VirtualWorld(clock, cluster_, learns=True, algorithm="direct")
+    results = {}
+
+    def live(rank):
+        results[rank] = work(world.communicator(rank), clock)
+
+    for rank in range(size):
+        clock.spawn(f"rank {rank}", live, rank)
+    clock.run()
+    return [results[rank] for rank in range(size)]
+
+
+def test_a_dedicated_server_takes_in_and_gives_out_what_every_worker_has():
+    workers, num_elements = 4, 500  # 2000 bytes a worker, so 2 s of wire each
+
+    def work(comm, clock):
+        spread = Spread(workers, (*(((k, k + 1),) for k in range(workers)), ()))
+        cuts = (0,) * (workers + 1) + (num_elements,)
+        partials = Partials([comm.allocate(num_elements, torch.float32)], cuts, spread, 1.0)
+        partials.slots[0].mine.fill_(1.0 + comm.position)
+        comm.reduce_scatter(partials)
+        reduced_s = clock.now_s
+        memory = comm.allocate(num_elements, torch.float32)
+        if comm.position == workers:
+            memory.mine.copy_(partials.slots[0].mine)
+        comm.all_gather(Strips(memory, cuts))
+        return reduced_s, clock.now_s, memory.mine.unique().tolist()
+
+    n_s_beta = workers * 2.0
+    total = [1.0 + 2.0 + 3.0 + 4.0]
+    expected = (pytest.approx(n_s_beta), pytest.approx(2 * n_s_beta), total)
+    assert run_timed(workers + 1, workers + 1, work) == [expected] * (workers + 1)
+
+
+def test_the_end_of_lending_is_a_meeting_of_the_machine_s_ranks():
+    def work(comm, clock):
+        clock.sleep(float(comm.endpoint.rank))
+        comm.end_lending()
+        return clock.now_s
+
+    # Rank r comes after r seconds. On one machine all wait for the last.
+    assert run_timed(4, 1, work) == pytest.approx([3.01] * 4)
+    # On two machines those of the first do not wait for the second.
+    assert run_timed(4, 2, work) == pytest.approx([1.01, 1.01, 3.01, 3.01])
+    # Where each has its own, nobody waits.
+    assert run_timed(4, 4, work) == pytest.approx([0.0, 1.0, 2.0, 3.0])
+
+
+def test_collectives_of_two_channels_may_overtake_each_other():
+    def work(comm, clock):
+        found = []
+        for channel in (1, 2) if comm.position else (2, 1):
+            comm.endpoint.channel = channel
+            clock.spawn(f"channel {channel}", bring, comm, channel, found)
+            clock.sleep(0.1)
+        clock.sleep(5.0)
+        return found
+
+    def bring(comm, channel, found):
+        tensor = torch.tensor([float(channel)])
+        comm.broadcast(tensor, 0)
+        found.append((channel, tensor.item()))
+
+    assert [sorted(found) for found in run_timed(2, 2, work)] == [[(1, 1.0), (2, 2.0)]] * 2
