@@ -45,7 +45,7 @@ class Arm:
 
     @property
     def is_synchronised(self) -> bool:
-        return self.method != "local" and self.strategy == "synchronous"
+        return self.method != "no_exchange" and self.strategy == "synchronous"
 
 
 ARMS: tuple[Arm, ...] = (
@@ -56,7 +56,7 @@ ARMS: tuple[Arm, ...] = (
     Arm("ddp_zero", 25),
     Arm("fsdp2"),
     Arm("syncline"),
-    Arm("local"),
+    Arm("no_exchange"),
     *(
         Arm(f"{strategy}_{period}", strategy=strategy, period=period)
         for strategy in ("gossip", "elastic", "server")

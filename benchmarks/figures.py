@@ -67,7 +67,7 @@ class Comparison:
 
     def to_json_dict(self) -> dict[str, Any]:
         arms = []
-        best, local = self.of("ddp"), self.of("local")
+        best, alone = self.of("ddp"), self.of("no_exchange")
         for result in self.results:
             figures: dict[str, Any] = {"name": result.arm.name, "method": result.arm.method}
             if result.failure is not None:
@@ -78,7 +78,7 @@ class Comparison:
                 "step_s": asdict(summarise(result.step_s)),
                 "step_s_by_round": result.step_s,
                 "speed_against_best_ddp": best and asdict(_speed(result, best)),
-                "speed_against_local": local and asdict(_speed(result, local)),
+                "speed_against_no_exchange": alone and asdict(_speed(result, alone)),
                 "pss_bytes": result.pss_bytes,
                 "loss_by_rank": result.losses,
                 "sum_by_rank_after_first_steps": result.first_sums,
@@ -116,9 +116,9 @@ def table(comparison: Comparison) -> Table:
     how = ", ranks started anew each round" if comparison.restarted_each_round else ""
     view = Table(title=f"{comparison.workload}, {comparison.num_ranks} ranks{how}")
     view.add_column("arm")
-    for heading in ("step, ms", "against best DDP", "against local", "memory, MB"):
+    for heading in ("step, ms", "against best DDP", "against no_exchange", "memory, MB"):
         view.add_column(heading, justify="right")
-    best, local = comparison.of("ddp"), comparison.of("local")
+    best, alone = comparison.of("ddp"), comparison.of("no_exchange")
     for result in comparison.results:
         if result.failure is not None:
             view.add_row(result.arm.name, f"failed: {result.failure}", "", "", "")
@@ -131,7 +131,7 @@ def table(comparison: Comparison) -> Table:
             name,
             _in_words(summarise([s * 1e3 for s in result.step_s])),
             _in_words(_speed(result, best)) if best else "",
-            _in_words(_speed(result, local)) if local else "",
+            _in_words(_speed(result, alone)) if alone else "",
             f"{result.pss_bytes / 1e6:.0f}",
             style="bold" if result.arm.method == "syncline" else None,
         )
@@ -147,10 +147,10 @@ def doubts(comparison: Comparison) -> list[str]:
 
     Ranks have different data. So without communication their parameters differ, with it they are
     equal; and since all arms start from the same weights, those that average gradients agree after
-    the first steps, far closer than the distance to `local`.
+    the first steps, far closer than the distance to `no_exchange`.
     """
     found = []
-    ddp, local = comparison.of("ddp"), comparison.of("local")
+    ddp, alone = comparison.of("ddp"), comparison.of("no_exchange")
     for result in comparison.results:
         where = f"{comparison.workload}, {comparison.num_ranks} ranks, {result.arm.name}"
         if result.failure is not None:
@@ -163,12 +163,13 @@ def doubts(comparison: Comparison) -> list[str]:
             found.append(f"{where}: parameters differ between ranks: {result.final_sums}")
         if not result.arm.is_synchronised and is_equal and comparison.num_ranks > 1:
             found.append(f"{where}: parameters are equal on all ranks: {result.final_sums}")
-        if ddp and local and result.arm.is_synchronised:
+        if ddp and alone and result.arm.is_synchronised:
             apart = abs(result.first_sums[0] - ddp.first_sums[0])
-            distance = min(abs(total - ddp.first_sums[0]) for total in local.first_sums)
+            distance = min(abs(total - ddp.first_sums[0]) for total in alone.first_sums)
             if apart > 0.05 * distance:
                 found.append(
-                    f"{where}: after the first steps {apart:.3g} from DDP, local is {distance:.3g}"
+                    f"{where}: after the first steps {apart:.3g} from DDP, "
+                    f"no_exchange is {distance:.3g}"
                 )
     return found
 
@@ -191,9 +192,9 @@ GOALS: tuple[Goal, ...] = (
     Goal("cd-dnn", 2, "speed", "ddp", 1.25),
     Goal("vgg-a", 2, "speed", "ddp", 0.98),
     Goal("resnet-18", 2, "speed", "ddp", 0.98),
-    Goal("cd-dnn", 2, "speed", "local", 0.93),
-    Goal("vgg-a", 2, "speed", "local", 0.93),
-    Goal("resnet-18", 2, "speed", "local", 0.93),
+    Goal("cd-dnn", 2, "speed", "no_exchange", 0.93),
+    Goal("vgg-a", 2, "speed", "no_exchange", 0.93),
+    Goal("resnet-18", 2, "speed", "no_exchange", 0.93),
     Goal("mlp", 4, "speed", "ddp", 3.0),
     Goal("cnn", 4, "speed", "ddp", 1.0),
     Goal("cd-dnn", 4, "speed", "ddp", 1.0),

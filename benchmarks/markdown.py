@@ -35,7 +35,7 @@ def rows_of(comparison: dict[str, Any]) -> list[str]:
                 name,
                 spread(arm["step_s"], 1e3, digits),
                 spread(arm["speed_against_best_ddp"]),
-                spread(arm["speed_against_local"]),
+                spread(arm["speed_against_no_exchange"]),
                 f"{arm['pss_bytes'] / 1e6:.0f}",
             ]
             lines.append(f"| {' | '.join(cells)} |")
@@ -79,7 +79,9 @@ def print_steps(found: dict[str, Any]) -> None:
     for comparison in found["comparisons"]:
         if comparison["workload"] != workload:
             workload = comparison["workload"]
-            print(f"\n| {workload} | step, ms | against best DDP | against local | memory, MB |")
+            print(
+                f"\n| {workload} | step, ms | against best DDP | against no_exchange | memory, MB |"
+            )
             print("|---|---|---|---|---|")
         print("\n".join(rows_of(comparison)))
 

@@ -29,7 +29,7 @@ from benchmarks.ranks import TOP_FOLDER
 from benchmarks.step import machine_facts
 
 HEADER_SHARE = 1514 / 1448  # Ethernet frame over TCP payload, at an MTU of 1500
-ARMS = ("ddp 2.5", "ddp 5", "ddp 25", "ddp_zero 5", "fsdp2", "syncline", "local")
+ARMS = ("ddp 2.5", "ddp 5", "ddp 25", "ddp_zero 5", "fsdp2", "syncline", "no_exchange")
 CASE_TIMEOUT_S = 900.0
 
 
@@ -131,7 +131,7 @@ def summarise(case: Case, answer: dict[str, Any]) -> dict[str, Any]:
             "sent_bytes": statistics.median(m[arm]["sent_bytes"] for m in machines),
             "cpu_s": statistics.median(m[arm]["cpu_s"] for m in machines),
         }
-    compute_s = rows["local"]["step_s"] if "local" in rows else case.compute_s
+    compute_s = rows["no_exchange"]["step_s"] if "no_exchange" in rows else case.compute_s
     wire_s = case.wire_s * HEADER_SHARE
     return {
         "case": case.name,

@@ -75,7 +75,7 @@ def build(arm: str, spec: dict[str, Any]) -> tuple[nn.Module, Optimizer, Callabl
         fully_shard(model, mesh=mesh)
         return model, SGD(model.parameters(), lr=LR), lambda: None
     optimizer = SGD(model.parameters(), lr=LR)
-    if name == "local":
+    if name == "no_exchange":
         return model, optimizer, lambda: None
     if name != "syncline" and arm not in ASYNCHRONOUS:
         raise ValueError(f"there is no arm {arm!r}")

@@ -38,7 +38,7 @@ class Training:
     finish: Callable[[], None] = lambda: None
 
 
-def build_local(model: nn.Module, arm: Arm) -> Training:
+def build_no_exchange(model: nn.Module, arm: Arm) -> Training:
     return Training(model, SGD(model.parameters(), **SGD_SETTINGS))
 
 
@@ -91,7 +91,7 @@ BUILDERS: dict[str, Callable[[nn.Module, Arm], Training]] = {
     "ddp": build_ddp,
     "ddp_zero": build_ddp_zero,
     "fsdp2": build_fsdp2,
-    "local": build_local,
+    "no_exchange": build_no_exchange,
     "syncline": build_syncline,
 }
 
