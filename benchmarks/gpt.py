@@ -1,6 +1,6 @@
 """A small decoder-only transformer: a row of tokens in, scores of the token after each out.
 
-5.2 M parameters. The matrix that turns tokens into vectors is also the one that scores them (tied
+5.3 M parameters. The matrix that turns tokens into vectors is also the one that scores them (tied
 weights), as in GPT-2, so its gradient is complete only at the very end of backward. Norms come
 first in every block. There is no dropout, and no bias in attention: a key's bias has no influence
 on the scores, and AdamW would turn the rounding noise of its gradient into steps of full length.

@@ -74,7 +74,7 @@ def ideal_step_s(compute_s: float, wire_s: float, layers: int, steps: int = 20) 
     """Return the step time of two lanes on a perfect wire: forward 1/3, backward 2/3 of compute.
 
     >>> round(ideal_step_s(0.3, 0.3 * 1514 / 1448, 10), 3)
-    0.382
+    0.383
     """
     forward_s, backward_s = compute_s / 3 / layers, compute_s * 2 / 3 / layers
     message_s = wire_s / 2 / layers
