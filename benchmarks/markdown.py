@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arms import METHODS
+from benchmarks.arms import CONTROL, METHODS, OTHER
 
 
 def spread(figure: dict[str, float] | None, scale: float = 1.0, digits: int = 2) -> str:
@@ -26,7 +26,7 @@ def rows_of(comparison: dict[str, Any]) -> list[str]:
     """Write one line for the best arm of each method."""
     best = {arm["method"]: arm for arm in comparison["arms"] if arm.get("is_best_of_method")}
     lines = []
-    for method in METHODS:
+    for method in (*METHODS, OTHER.method, CONTROL.method):
         if method in best:
             arm = best[method]
             name = f"{comparison['ranks']} ranks: {arm['name']}"

@@ -20,7 +20,6 @@ import math
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -145,49 +144,30 @@ def measure(
     blocks = job.selection_rounds * contested + job.rounds * len(set(methods))
     task = progress.add_task("", total=len(cases) * blocks)
     order = random.Random(0)
+
+    def run_rounds(bench: Bench, rounds: int, *, is_selection: bool) -> None:
+        kind = "selection round" if is_selection else "round"
+        for number in range(1, rounds + 1):
+            where = f"{bench.workload}, {bench.num_ranks} ranks, {kind} {number} of {rounds}"
+            if not progress.console.is_terminal:
+                progress.console.print(where)
+            for result in order.sample(bench.competing, len(bench.competing)):
+                progress.update(task, description=f"{where}: {result.arm.name}")
+                if result.failure is None:
+                    times_s = result.selection_s if is_selection else result.step_s
+                    bench.run_block(result, times_s, is_last=number == rounds)
+                progress.advance(task)
+
     for workload, num_ranks in cases:
         bench = Bench(workload, num_ranks, arms, job.seconds, other)
         try:
             if bench.contested:
-                for round_number in range(1, job.selection_rounds + 1):
-                    where = f"{workload}, {num_ranks} ranks, selection round {round_number}"
-                    _run_round(
-                        *(bench, order, progress, task, where),
-                        is_selection=True,
-                        is_last=round_number == job.selection_rounds,
-                    )
+                run_rounds(bench, job.selection_rounds, is_selection=True)
             bench.end_selection()
-            for round_number in range(1, job.rounds + 1):
-                where = f"{workload}, {num_ranks} ranks, round {round_number} of {job.rounds}"
-                _run_round(
-                    *(bench, order, progress, task, where),
-                    is_selection=False,
-                    is_last=round_number == job.rounds,
-                )
+            run_rounds(bench, job.rounds, is_selection=False)
         finally:
             bench.close()
         yield bench.comparison()
-
-
-def _run_round(
-    bench: Bench,
-    order: random.Random,
-    progress: Progress,
-    task: Any,
-    where: str,
-    *,
-    is_selection: bool,
-    is_last: bool,
-) -> None:
-    """Run one block of every arm that takes part, in shuffled order."""
-    if not progress.console.is_terminal:
-        progress.console.print(where)
-    for result in order.sample(bench.competing, len(bench.competing)):
-        progress.update(task, description=f"{where}: {result.arm.name}")
-        if result.failure is None:
-            times_s = result.selection_s if is_selection else result.step_s
-            bench.run_block(result, times_s, is_last=is_last)
-        progress.advance(task)
 
 
 def read_job(arguments: Sequence[str] | None = None) -> argparse.Namespace:
