@@ -7,18 +7,23 @@ named here, inside the ranks.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A network and its input; `batch` is the samples per rank and step."""
+    """A network, its input and its optimizer; `batch` is the samples per rank and step.
+
+    A network of `syncline.models` takes samples of real numbers and has one label for each. `gpt`
+    is the benchmark's own: a sample is a row of tokens, and each of them has a label.
+    """
 
     model: str
     sample_shape: tuple[int, ...]
     classes: int
     batch: int
     options: dict[str, Any] = field(default_factory=dict)
+    optimizer: Literal["sgd", "adamw"] = "sgd"
 
 
 WORKLOADS: dict[str, Workload] = {
@@ -27,6 +32,7 @@ WORKLOADS: dict[str, Workload] = {
     "cd-dnn": Workload("cd-dnn", (429,), 9304, 128),
     "vgg-a": Workload("vgg-a", (3, 32, 32), 10, 16, {"hidden": [4096, 4096]}),
     "resnet-18": Workload("resnet-18", (3, 32, 32), 10, 16),
+    "gpt": Workload("gpt", (64,), 8192, 8, optimizer="adamw"),
 }
 
 
@@ -38,6 +44,8 @@ class Arm:
     bucket_mb: int | None = None
     strategy: str = "synchronous"
     period: int | None = None
+    is_other: bool = False
+    """Whether its ranks run the package of the commit that --against names."""
 
     @property
     def name(self) -> str:
@@ -45,7 +53,7 @@ class Arm:
 
     @property
     def is_synchronised(self) -> bool:
-        return self.method != "local" and self.strategy == "synchronous"
+        return self.method != "no_exchange" and self.strategy == "synchronous"
 
 
 ARMS: tuple[Arm, ...] = (
@@ -56,7 +64,7 @@ ARMS: tuple[Arm, ...] = (
     Arm("ddp_zero", 25),
     Arm("fsdp2"),
     Arm("syncline"),
-    Arm("local"),
+    Arm("no_exchange"),
     *(
         Arm(f"{strategy}_{period}", strategy=strategy, period=period)
         for strategy in ("gossip", "elastic", "server")
@@ -68,3 +76,6 @@ SYNCHRONOUS: tuple[str, ...] = tuple(
     dict.fromkeys(arm.method for arm in ARMS if arm.strategy == "synchronous")
 )
 """What is measured unless methods are named: asynchronous ones do other arithmetic."""
+
+OTHER, CONTROL = Arm("other", is_other=True), Arm("control", is_other=True)
+"""Syncline as it is in the commit that --against names, twice: how far the two differ is noise."""

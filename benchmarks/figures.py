@@ -1,8 +1,11 @@
-"""From step times to figures: medians, spreads, ratios, the table and the goals.
+"""From step times to figures: medians, spreads, ratios, the table and what looks wrong.
 
 Ratios are taken within a round, between blocks that ran seconds apart, and only then summarised:
 what slows the machine for a minute slows both sides of a ratio. All ratios are speeds, so that
 more is better: 2 means half the time.
+
+Of a method with several arms one is chosen in selection rounds, which come first; ratios are taken
+from the rounds after them. The best of several in the same rounds would be partly the luckiest.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.arms import Arm
+
+BASELINES: dict[str, str] = {"best DDP": "ddp", "no_exchange": "no_exchange", "other": "other"}
+"""What the arms are compared with: how it is called, and its method."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +36,14 @@ class Spread:
 
 @dataclass
 class ArmResult:
-    """What was seen of one arm; `failure` says why there are no figures."""
+    """What was seen of one arm; `failure` says why there are no figures.
+
+    `step_s` is empty for an arm that was not chosen in the selection rounds.
+    """
 
     arm: Arm
     step_s: list[float] = field(default_factory=list)
+    selection_s: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     first_sums: list[float] = field(default_factory=list)
     final_sums: list[float] = field(default_factory=list)
@@ -51,47 +61,73 @@ class Comparison:
     results: list[ArmResult]
 
     def of(self, method: str) -> ArmResult | None:
-        """Find the arm of a method that has the best median, None if none was measured."""
-        measured = [r for r in self.results if r.arm.method == method and r.failure is None]
-        return min(measured, key=lambda r: statistics.median(r.step_s), default=None)
+        """Find the arm of a method that was compared, None if there is none or it failed."""
+        for result in self.results:
+            if result.arm.method == method and result.step_s and result.failure is None:
+                return result
+        return None
 
     def speed(self, method: str, against: str) -> Spread | None:
-        """Compare speeds round by round, best arms of both methods."""
+        """Compare speeds round by round."""
         mine, other = self.of(method), self.of(against)
-        return None if mine is None or other is None else _speed(mine, other)
+        return None if mine is None or other is None else speed(mine.step_s, other.step_s)
 
     def memory_share(self, method: str, against: str) -> float | None:
         """Compare total memory of all ranks."""
         mine, other = self.of(method), self.of(against)
         return None if mine is None or other is None else mine.pss_bytes / other.pss_bytes
 
+    def baselines(self) -> dict[str, ArmResult]:
+        """Return what the others are compared with, as far as it was measured."""
+        found = {name: self.of(method) for name, method in BASELINES.items()}
+        return {name: result for name, result in found.items() if result is not None}
+
     def to_json_dict(self) -> dict[str, Any]:
-        arms = []
-        best, local = self.of("ddp"), self.of("local")
-        for result in self.results:
-            figures: dict[str, Any] = {"name": result.arm.name, "method": result.arm.method}
-            if result.failure is not None:
-                arms.append(figures | {"failure": result.failure})
-                continue
-            figures |= {
-                "is_best_of_method": result is self.of(result.arm.method),
-                "step_s": asdict(summarise(result.step_s)),
-                "step_s_by_round": result.step_s,
-                "speed_against_best_ddp": best and asdict(_speed(result, best)),
-                "speed_against_local": local and asdict(_speed(result, local)),
-                "pss_bytes": result.pss_bytes,
-                "loss_by_rank": result.losses,
-                "sum_by_rank_after_first_steps": result.first_sums,
-                "sum_by_rank": result.final_sums,
-            }
-            arms.append(figures)
+        best = self.of("ddp")
         return {
             "workload": self.workload,
             "ranks": self.num_ranks,
             "restarted_each_round": self.restarted_each_round,
             "best_ddp": best and best.arm.name,
-            "arms": arms,
+            "arms": [self._arm_to_json_dict(result) for result in self.results],
         }
+
+    def _arm_to_json_dict(self, result: ArmResult) -> dict[str, Any]:
+        figures: dict[str, Any] = {"name": result.arm.name, "method": result.arm.method}
+        if result.failure is not None:
+            return figures | {"failure": result.failure}
+        figures |= {
+            "is_best_of_method": bool(result.step_s),
+            "selection_s_by_round": result.selection_s,
+            "step_s_by_round": result.step_s,
+            "pss_bytes": result.pss_bytes,
+            "loss_by_rank": result.losses,
+            "sum_by_rank_after_first_steps": result.first_sums,
+            "sum_by_rank": result.final_sums,
+        }
+        if result.step_s:
+            figures["step_s"] = asdict(summarise(result.step_s))
+            for name, base in self.baselines().items():
+                key = f"speed_against_{name.replace(' ', '_').lower()}"
+                figures[key] = asdict(speed(result.step_s, base.step_s))
+        return figures
+
+
+def choose_best(results: Sequence[ArmResult]) -> list[ArmResult]:
+    """Keep the arm of each method that was fastest in median in the selection rounds.
+
+    A method with one arm has no such rounds, and keeps it. Arms that failed are left out.
+    """
+    best: dict[str, ArmResult] = {}
+    for result in (one for one in results if one.failure is None):
+        rival = best.setdefault(result.arm.method, result)
+        if rival is not result and _selection_s(result) < _selection_s(rival):
+            best[result.arm.method] = result
+    return list(best.values())
+
+
+def _selection_s(result: ArmResult) -> float:
+    return statistics.median(result.selection_s)
 
 
 def summarise(values: Sequence[float]) -> Spread:
@@ -106,9 +142,13 @@ def summarise(values: Sequence[float]) -> Spread:
     return Spread(median, lower, upper, min(values), max(values))
 
 
-def _speed(mine: ArmResult, other: ArmResult) -> Spread:
-    pairs = zip(other.step_s, mine.step_s, strict=True)
-    return summarise([theirs_s / ours_s for theirs_s, ours_s in pairs])
+def speed(mine_s: Sequence[float], other_s: Sequence[float]) -> Spread:
+    """Compare the speeds of two arms, from their step times in the same rounds.
+
+    >>> speed([1.0, 2.0], [2.0, 4.0]).median
+    2.0
+    """
+    return summarise([other / mine for mine, other in zip(mine_s, other_s, strict=True)])
 
 
 def table(comparison: Comparison) -> Table:
@@ -116,29 +156,34 @@ def table(comparison: Comparison) -> Table:
     how = ", ranks started anew each round" if comparison.restarted_each_round else ""
     view = Table(title=f"{comparison.workload}, {comparison.num_ranks} ranks{how}")
     view.add_column("arm")
-    for heading in ("step, ms", "against best DDP", "against local", "memory, MB"):
+    baselines = comparison.baselines()
+    for heading in ("step, ms", *(f"against {name}" for name in baselines), "memory, MB"):
         view.add_column(heading, justify="right")
-    best, local = comparison.of("ddp"), comparison.of("local")
     for result in comparison.results:
-        if result.failure is not None:
-            view.add_row(result.arm.name, f"failed: {result.failure}", "", "", "")
-            continue
         name = result.arm.name
-        if result is best:
-            sizes = [r.arm.bucket_mb for r in comparison.results if r.arm.method == "ddp"]
-            name = f"DDP (best of {', '.join(str(size) for size in sizes)} MB: {name})"
+        if result.failure is not None:
+            view.add_row(name, f"failed: {result.failure}")
+            continue
+        if result.step_s:
+            ratios = [in_words(speed(result.step_s, base.step_s)) for base in baselines.values()]
+        else:
+            name, ratios = f"{name} (selection rounds)", [""] * len(baselines)
         view.add_row(
             name,
-            _in_words(summarise([s * 1e3 for s in result.step_s])),
-            _in_words(_speed(result, best)) if best else "",
-            _in_words(_speed(result, local)) if local else "",
+            in_words(summarise([s * 1e3 for s in result.step_s or result.selection_s])),
+            *ratios,
             f"{result.pss_bytes / 1e6:.0f}",
             style="bold" if result.arm.method == "syncline" else None,
         )
     return view
 
 
-def _in_words(spread: Spread) -> str:
+def in_words(spread: Spread) -> str:
+    """Write a median with its quartiles.
+
+    >>> in_words(Spread(1.0, 0.951, 1.049, 0.5, 2.0))
+    '1.00 (0.95 to 1.05)'
+    """
     return f"{spread.median:.2f} ({spread.lower_quartile:.2f} to {spread.upper_quartile:.2f})"
 
 
@@ -147,10 +192,10 @@ def doubts(comparison: Comparison) -> list[str]:
 
     Ranks have different data. So without communication their parameters differ, with it they are
     equal; and since all arms start from the same weights, those that average gradients agree after
-    the first steps, far closer than the distance to `local`.
+    the first steps, far closer than the distance to `no_exchange`.
     """
     found = []
-    ddp, local = comparison.of("ddp"), comparison.of("local")
+    ddp, alone = comparison.of("ddp"), comparison.of("no_exchange")
     for result in comparison.results:
         where = f"{comparison.workload}, {comparison.num_ranks} ranks, {result.arm.name}"
         if result.failure is not None:
@@ -163,76 +208,12 @@ def doubts(comparison: Comparison) -> list[str]:
             found.append(f"{where}: parameters differ between ranks: {result.final_sums}")
         if not result.arm.is_synchronised and is_equal and comparison.num_ranks > 1:
             found.append(f"{where}: parameters are equal on all ranks: {result.final_sums}")
-        if ddp and local and result.arm.is_synchronised:
+        if ddp and alone and result.arm.is_synchronised:
             apart = abs(result.first_sums[0] - ddp.first_sums[0])
-            distance = min(abs(total - ddp.first_sums[0]) for total in local.first_sums)
+            distance = min(abs(total - ddp.first_sums[0]) for total in alone.first_sums)
             if apart > 0.05 * distance:
                 found.append(
-                    f"{where}: after the first steps {apart:.3g} from DDP, local is {distance:.3g}"
+                    f"{where}: after the first steps {apart:.3g} from DDP, "
+                    f"no_exchange is {distance:.3g}"
                 )
     return found
-
-
-@dataclass(frozen=True)
-class Goal:
-    """A figure of Syncline's, against another method, and its bound."""
-
-    workload: str
-    num_ranks: int
-    figure: str
-    against: str
-    bound: float
-
-
-# These come from our release goals. "speed" is at least the bound, "memory" at most.
-GOALS: tuple[Goal, ...] = (
-    Goal("mlp", 2, "speed", "ddp", 2.5),
-    Goal("cnn", 2, "speed", "ddp", 0.98),
-    Goal("cd-dnn", 2, "speed", "ddp", 1.25),
-    Goal("vgg-a", 2, "speed", "ddp", 0.98),
-    Goal("resnet-18", 2, "speed", "ddp", 0.98),
-    Goal("cd-dnn", 2, "speed", "local", 0.93),
-    Goal("vgg-a", 2, "speed", "local", 0.93),
-    Goal("resnet-18", 2, "speed", "local", 0.93),
-    Goal("mlp", 4, "speed", "ddp", 3.0),
-    Goal("cnn", 4, "speed", "ddp", 1.0),
-    Goal("cd-dnn", 4, "speed", "ddp", 1.0),
-    Goal("vgg-a", 4, "speed", "ddp", 1.0),
-    Goal("resnet-18", 4, "speed", "ddp", 1.0),
-    Goal("cd-dnn", 4, "memory", "ddp", 0.70),
-)
-
-
-def check_goals(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """Compare with the goals; what was not measured is not met."""
-    by_key = {(c.workload, c.num_ranks): c for c in comparisons}
-    rows = []
-    for goal in GOALS:
-        comparison = by_key.get((goal.workload, goal.num_ranks))
-        measured: float | None = None
-        if comparison is not None and goal.figure == "speed":
-            spread = comparison.speed("syncline", goal.against)
-            measured = None if spread is None else spread.median
-        elif comparison is not None:
-            measured = comparison.memory_share("syncline", goal.against)
-        is_met = measured is not None and (
-            measured >= goal.bound if goal.figure == "speed" else measured <= goal.bound
-        )
-        rows.append(asdict(goal) | {"measured": measured, "is_met": is_met})
-    return rows
-
-
-def goals_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Lay out the goals for people."""
-    view = Table("goal", "bound", "measured", "ok", title="Goals")
-    for row in rows:
-        sign = "at least" if row["figure"] == "speed" else "at most"
-        measured = "not measured" if row["measured"] is None else f"{row['measured']:.3f}"
-        where = f"{row['workload']}, {row['num_ranks']} ranks"
-        view.add_row(
-            f"{where}: {row['figure']} against {row['against']}",
-            f"{sign} {row['bound']:.2f}",
-            measured,
-            "yes" if row["is_met"] else "NO",
-        )
-    return view

@@ -1,45 +1,41 @@
 """The rank processes of one arm, as the parent sees them.
 
-They are started together, asked together and killed together. Every wait has an end: an arm that
-fails or is silent raises `ArmFailed` with the reason. Nothing survives the parent, even if it is
-killed: the ranks ask the kernel to be killed with it.
+They are started together, asked together and killed together. Nothing survives the parent, even if
+it is killed: the ranks ask the kernel to be killed with it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import secrets
-import selectors
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.arms import Arm
+from benchmarks.channels import ArmFailed, Channels
+from benchmarks.versions import THIS, TOP_FOLDER, Version
 from syncline.launch.env import rank_environment
 from syncline.launch.local import free_port
 
-TOP_FOLDER = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 180.0
-
-
-class ArmFailed(Exception):
-    """An arm cannot be measured; the message is the reason."""
 
 
 class Ranks:
     """The processes of one arm, ready for work once made."""
 
-    def __init__(self, workload_name: str, arm: Arm, num_ranks: int) -> None:
+    def __init__(
+        self, workload_name: str, arm: Arm, num_ranks: int, version: Version = THIS
+    ) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.channels: list[socket.socket] = []
+        self._sockets: list[socket.socket] = []
+        self._channels = Channels(self._sockets, self._how_it_ended)
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
         port, key, job = free_port(), secrets.token_hex(16), secrets.token_hex(8)
         try:
@@ -48,8 +44,9 @@ class Ranks:
                     rank, ranks=num_ranks, port=port, key=key, job=job, threads=1
                 )
                 # All ranks are on this machine: Gloo at its best is Gloo on loopback.
-                self._start(workload_name, arm, environment | {"GLOO_SOCKET_IFNAME": "lo"})
-            self._collect(START_TIMEOUT_S)
+                environment |= {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(version.source)}
+                self._start(workload_name, arm, environment)
+            check_package(self._channels.collect(START_TIMEOUT_S), version)
         except BaseException:
             self.stop()
             raise
@@ -57,7 +54,7 @@ class Ranks:
     def _start(self, workload_name: str, arm: Arm, environment: dict[str, str]) -> None:
         # SEQPACKET keeps messages whole: one send is one recv.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.channels.append(ours)
+        self._sockets.append(ours)
         with theirs:
             self.processes.append(
                 subprocess.Popen(
@@ -77,12 +74,16 @@ class Ranks:
 
     def run(self, steps: int, timeout_s: float) -> tuple[float, list[float]]:
         """Take steps on all ranks; return the slowest rank's time and each rank's last loss."""
-        answers = self._ask({"steps": steps}, timeout_s)
+        answers = self._channels.ask({"steps": steps}, timeout_s)
         return max(a["took_s"] for a in answers), [a["loss"] for a in answers]
 
     def sums(self, timeout_s: float = 120.0) -> list[float]:
         """Return each rank's sum of its parameters."""
-        return [answer["sum"] for answer in self._ask({"sum": True}, timeout_s)]
+        return [answer["sum"] for answer in self._channels.ask({"sum": True}, timeout_s)]
+
+    def counts(self, steps: int, timeout_s: float = 120.0) -> list[dict[str, Any]]:
+        """Return what each rank's interpreter executes in some steps; see `bytecodes.py`."""
+        return self._channels.ask({"count": steps}, timeout_s)
 
     def pss_bytes(self) -> int:
         """Add up the ranks' memory, shared pages once, as if nothing else ran on the machine.
@@ -106,55 +107,23 @@ class Ranks:
                 os.killpg(process.pid, signal.SIGKILL)
         for process in self.processes:
             process.wait(timeout=60)
-        for channel in self.channels:
-            channel.close()
+        self._channels.close()
         self.log.close()
 
-    def _ask(self, question: dict[str, Any], timeout_s: float) -> list[dict[str, Any]]:
-        message = json.dumps(question).encode()
-        for rank, channel in enumerate(self.channels):
-            try:
-                channel.send(message)
-            except OSError as error:
-                raise ArmFailed(self._death(rank)) from error
-        return self._collect(timeout_s)
-
-    def _collect(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Wait for one answer of each rank, in rank order; the first failure ends the wait."""
-        deadline_s = time.monotonic() + timeout_s
-        answers: dict[int, dict[str, Any]] = {}
-        with selectors.DefaultSelector() as selector:
-            for rank, channel in enumerate(self.channels):
-                selector.register(channel, selectors.EVENT_READ, rank)
-            while len(answers) < len(self.channels):
-                ready = selector.select(deadline_s - time.monotonic())
-                if not ready and time.monotonic() >= deadline_s:
-                    silent = sorted(set(range(len(self.channels))) - set(answers))
-                    raise ArmFailed(f"no answer from ranks {silent} within {timeout_s:.0f} s")
-                for key, _ in ready:
-                    answers[key.data] = self._read(key.data)
-                    selector.unregister(key.fileobj)
-        return [answers[rank] for rank in range(len(self.channels))]
-
-    def _read(self, rank: int) -> dict[str, Any]:
-        try:
-            message = self.channels[rank].recv(4096)
-        except OSError:
-            message = b""
-        if not message:
-            raise ArmFailed(self._death(rank))
-        answer: dict[str, Any] = json.loads(message)
-        if "error" in answer:
-            raise ArmFailed(f"rank {rank}: {answer['error']}")
-        return answer
-
-    def _death(self, rank: int) -> str:
+    def _how_it_ended(self, rank: int) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.processes[rank].wait(timeout=5)
         self.log.seek(0)
         lines = self.log.read().decode(errors="replace").strip().splitlines()
         last_line = f": {lines[-1]}" if lines else ""
         return f"rank {rank} ended with status {self.processes[rank].returncode}{last_line}"
+
+
+def check_package(ready: list[dict[str, Any]], version: Version) -> None:
+    """Raise ArmFailed if a rank has loaded another version's package."""
+    for rank, answer in enumerate(ready):
+        if not Path(answer["package"]).is_relative_to(version.source):
+            raise ArmFailed(f"rank {rank} loaded {answer['package']}, not {version.source}")
 
 
 def _field_bytes(text: str, name: str) -> int:

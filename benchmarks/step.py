@@ -4,33 +4,42 @@ For each workload and number of ranks all arms are started once and stay, asleep
 measured; then rounds in which every arm in turn, in shuffled order, runs one block of steps. Where
 all arms together would not fit into memory, each is started anew in every round and killed after
 its block. A block lasts at least --seconds and at least five steps, and includes the communication
-that its last step leaves behind.
+that its last step leaves behind. DDP has an arm for each of several bucket sizes; they compete in
+rounds of their own, before the others, and the best goes on.
+
+With --against REV two arms more run Syncline as it is in that commit: `other`, and `control`, the
+same once more, which shows how far two arms of the same code differ.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
-import os
-import platform
 import random
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
-from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.arms import ARMS, METHODS, SYNCHRONOUS, WORKLOADS, Arm
-from benchmarks.figures import ArmResult, Comparison, check_goals, doubts, goals_table, table
-from benchmarks.ranks import TOP_FOLDER, ArmFailed, Ranks
+from benchmarks.arms import ARMS, CONTROL, METHODS, OTHER, SYNCHRONOUS, WORKLOADS, Arm
+from benchmarks.busy import busy
+from benchmarks.channels import ArmFailed
+from benchmarks.command import (
+    add_against,
+    add_busy,
+    available_bytes,
+    end_cleanly,
+    machine_facts,
+    names,
+    numbers,
+)
+from benchmarks.figures import ArmResult, Comparison, choose_best, doubts, table
+from benchmarks.goals import RULE_WORKLOADS, check_goals, check_rule, goals_table, rule_table
+from benchmarks.ranks import Ranks
+from benchmarks.versions import THIS, Version, VersionError, version_of
 
 FIRST_STEPS = 3
 LEAST_STEPS = 5
@@ -41,16 +50,37 @@ BLOCK_TIMEOUT_S = 120.0  # for what should take no time; ten times the expected 
 class Bench:
     """One workload at one number of ranks: the arms, those that are running, and the figures."""
 
-    def __init__(self, workload: str, num_ranks: int, arms: Sequence[Arm], seconds: float) -> None:
+    def __init__(
+        self,
+        workload: str,
+        num_ranks: int,
+        arms: Sequence[Arm],
+        seconds: float,
+        other: Version | None,
+    ) -> None:
         self.workload = workload
         self.num_ranks = num_ranks
         self.seconds = seconds
+        self.other = other
         self.results = [ArmResult(arm) for arm in arms]
+        methods = [arm.method for arm in arms]
+        self.contested = [r for r in self.results if methods.count(r.arm.method) > 1]
+        self.competing = self.contested
+        """The arms that take part in the present rounds."""
         self.running: dict[Arm, Ranks] = {}
         self.memory_bytes = MEMORY_SHARE * available_bytes()
         self.restarts = False
 
-    def run_block(self, result: ArmResult, *, is_last: bool) -> None:
+    def end_selection(self) -> None:
+        """Keep the best arm of each method, and stop those that were not chosen."""
+        self.competing = choose_best(self.results)
+        for result in self.contested:
+            if result not in self.competing and result.arm in self.running:
+                self.running.pop(result.arm).stop()
+        self.restarts = False
+        self._make_room()
+
+    def run_block(self, result: ArmResult, times_s: list[float], *, is_last: bool) -> None:
         """Measure one arm once; if it fails, note why and leave it out from then on."""
         try:
             ranks = self._ready(result)
@@ -61,7 +91,7 @@ class Bench:
                 took_s = self._run(ranks, steps, 2 * took_s)[0]
             steps = max(LEAST_STEPS, math.ceil(self.seconds * steps / took_s))
             took_s, result.losses = self._run(ranks, steps, self.seconds + LEAST_STEPS * took_s)
-            result.step_s.append(took_s / steps)
+            times_s.append(took_s / steps)
             result.pss_bytes = ranks.pss_bytes()
             if is_last:
                 result.final_sums = ranks.sums()
@@ -82,7 +112,10 @@ class Bench:
     def _ready(self, result: ArmResult) -> Ranks:
         ranks = self.running.get(result.arm)
         if ranks is None:
-            ranks = self.running[result.arm] = Ranks(self.workload, result.arm, self.num_ranks)
+            version = self.other if result.arm.is_other else THIS
+            assert version is not None, "an arm of the other version without --against"
+            ranks = Ranks(self.workload, result.arm, self.num_ranks, version)
+            self.running[result.arm] = ranks
             self._run(ranks, FIRST_STEPS, 0.0)
             result.first_sums = ranks.sums()
         return ranks
@@ -93,116 +126,92 @@ class Bench:
     def _make_room(self) -> None:
         """Give up keeping arms alive as soon as it is clear that not all will fit."""
         largest_bytes = max(result.pss_bytes for result in self.results)
-        self.restarts = self.restarts or len(self.results) * largest_bytes > self.memory_bytes
+        self.restarts = self.restarts or len(self.competing) * largest_bytes > self.memory_bytes
         if self.restarts:
             self.close()
 
 
-def measure(job: argparse.Namespace, progress: Progress) -> Iterator[Comparison]:
+def measure(
+    job: argparse.Namespace, progress: Progress, other: Version | None
+) -> Iterator[Comparison]:
     """Run the whole job; yield each workload at each number of ranks when it is done."""
     arms = [arm for arm in ARMS if arm.method in job.methods]
+    if other is not None:
+        arms += [OTHER, CONTROL]
     cases = [(workload, ranks) for workload in job.workloads for ranks in job.ranks]
-    task = progress.add_task("", total=len(cases) * job.rounds * len(arms))
+    methods = [arm.method for arm in arms]
+    contested = sum(methods.count(method) > 1 for method in methods)
+    blocks = job.selection_rounds * contested + job.rounds * len(set(methods))
+    task = progress.add_task("", total=len(cases) * blocks)
     order = random.Random(0)
+
+    def run_rounds(bench: Bench, rounds: int, *, is_selection: bool) -> None:
+        kind = "selection round" if is_selection else "round"
+        for number in range(1, rounds + 1):
+            where = f"{bench.workload}, {bench.num_ranks} ranks, {kind} {number} of {rounds}"
+            if not progress.console.is_terminal:
+                progress.console.print(where)
+            for result in order.sample(bench.competing, len(bench.competing)):
+                progress.update(task, description=f"{where}: {result.arm.name}")
+                if result.failure is None:
+                    times_s = result.selection_s if is_selection else result.step_s
+                    bench.run_block(result, times_s, is_last=number == rounds)
+                progress.advance(task)
+
     for workload, num_ranks in cases:
-        bench = Bench(workload, num_ranks, arms, job.seconds)
+        bench = Bench(workload, num_ranks, arms, job.seconds, other)
         try:
-            for round_number in range(1, job.rounds + 1):
-                where = f"{workload}, {num_ranks} ranks, round {round_number} of {job.rounds}"
-                if not progress.console.is_terminal:
-                    progress.console.print(where)
-                for result in order.sample(bench.results, len(bench.results)):
-                    progress.update(task, description=f"{where}: {result.arm.name}")
-                    if result.failure is None:
-                        bench.run_block(result, is_last=round_number == job.rounds)
-                    progress.advance(task)
+            if bench.contested:
+                run_rounds(bench, job.selection_rounds, is_selection=True)
+            bench.end_selection()
+            run_rounds(bench, job.rounds, is_selection=False)
         finally:
             bench.close()
         yield bench.comparison()
 
 
-def available_bytes() -> int:
-    """Read how much memory can be used without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("the kernel does not report MemAvailable")
-
-
-def machine_facts() -> dict[str, Any]:
-    """Say where and with what the figures were made."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.split(": ", 1)[1] for line in lines if line.startswith("model name")), "?")
-    return {
-        "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)),
-        "available_bytes": available_bytes(),
-        "load_before": os.getloadavg()[0],
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "commit": _git("rev-parse", "HEAD"),
-        "has_changes": bool(_git("status", "--porcelain")),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _git(*arguments: str) -> str | None:
-    command = ["git", "-C", str(TOP_FOLDER), *arguments]
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return ended.stdout.strip()
-
-
 def read_job(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__)
-    parser.add_argument("--workloads", type=_names(WORKLOADS), default=list(WORKLOADS))
-    parser.add_argument("--ranks", type=_numbers, default=[2, 4])
-    parser.add_argument("--methods", type=_names(METHODS), default=list(SYNCHRONOUS))
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--workloads", type=names(WORKLOADS), help="default: all; with --against those of the rule"
+    )
+    parser.add_argument("--ranks", type=numbers, default=[2, 4])
+    parser.add_argument(
+        "--methods",
+        type=names(METHODS),
+        help="default: the synchronous ones; with --against syncline alone",
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="rounds that are compared")
+    parser.add_argument(
+        "--selection-rounds",
+        type=int,
+        default=3,
+        help="rounds before them, to choose DDP's buckets",
+    )
     parser.add_argument("--seconds", type=float, default=2.0, help="least length of a block")
     parser.add_argument("--json", action="store_true", help="print one object on stdout")
     parser.add_argument("--check", action="store_true", help="compare with our goals")
+    add_against(parser)
+    add_busy(parser)
     job = parser.parse_args(arguments)
-    if job.rounds < 1 or job.seconds <= 0:
-        parser.error("--rounds is at least 1 and --seconds more than 0")
+    if min(job.rounds, job.selection_rounds) < 1 or job.seconds <= 0 or job.busy < 0:
+        parser.error(
+            "--rounds and --selection-rounds are at least 1, --seconds is more than 0, "
+            "--busy is at least 0"
+        )
+    is_against = job.against is not None
+    job.workloads = job.workloads or list(RULE_WORKLOADS if is_against else WORKLOADS)
+    job.methods = job.methods or (["syncline"] if is_against else list(SYNCHRONOUS))
+    if is_against and "syncline" not in job.methods:
+        parser.error("--against compares syncline with another commit's: add it to --methods")
     return job
 
 
-def _names(known: Sequence[str] | dict[str, Any]) -> Any:
-    def read(text: str) -> list[str]:
-        names = text.split(",")
-        for name in names:
-            if name not in known:
-                rule = f"got {name!r}, choose from {', '.join(known)}"
-                raise argparse.ArgumentTypeError(rule)
-        return names
-
-    return read
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        numbers = [int(word) for word in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"got {text!r}, write for example 2,4")
-    return numbers
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)  # as an exception: every `finally` on the way kills its ranks
-
-
 def main() -> int:
-    """Measure, print, and return 1 if an arm failed, did not do its work, or missed a goal."""
+    """Measure and print; return 1 if an arm failed or a goal or the rule of speed is not met."""
     job = read_job()
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGHUP, _stop)
+    end_cleanly()
     machine = machine_facts()
     # A file has no width: do not squeeze the tables into the 80 columns that rich assumes.
     stream = sys.stderr if job.json else sys.stdout
@@ -210,24 +219,38 @@ def main() -> int:
     console.print(machine)
     comparisons = []
     columns = (MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    other = None
     try:
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            for comparison in measure(job, progress):
+        with contextlib.ExitStack() as stack:
+            if job.against is not None:
+                other = stack.enter_context(version_of(job.against))
+            stack.enter_context(busy(job.busy))
+            progress = Progress(*columns, console=Console(stderr=True), transient=True)
+            stack.enter_context(progress)
+            for comparison in measure(job, progress, other):
                 comparisons.append(comparison)
                 console.print(table(comparison))
+    except VersionError as error:
+        print(f"benchmarks.step: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
     doubtful = [line for comparison in comparisons for line in doubts(comparison)]
     goals = check_goals(comparisons) if job.check else []
+    rule = [] if other is None else check_rule(comparisons)
     if job.json:
         result = {"machine": machine, "job": vars(job), "doubts": doubtful, "goals": goals}
+        result["against"] = other and other.commit
+        result["rule_of_speed"] = rule
         result["comparisons"] = [comparison.to_json_dict() for comparison in comparisons]
         print(json.dumps(result, indent=2))
     if goals:
         console.print(goals_table(goals))
+    if other is not None:
+        console.print(rule_table(rule, other.commit))
     for line in doubtful:
         print(f"doubtful: {line}", file=sys.stderr)
-    return 1 if doubtful or not all(goal["is_met"] for goal in goals) else 0
+    return 0 if not doubtful and all(row["is_met"] for row in [*goals, *rule]) else 1
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
-"""One machine of the wire benchmark: all arms in one process, run in turn.
+"""One machine of the wire benchmark: all arms of one version in one process, run when asked.
 
-Started by `wire.py` under torchrun in the lab. Rank 0 writes the result. Every rank draws the
-same order of arms, so no word is needed between rounds beyond a barrier.
+Started by `wire_machines.py` under torchrun in the lab. It also runs with the package of another
+commit (--against). So it uses of the package what users do, and imports anything else where it is
+needed and not before.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import random
+import os
 import resource
+import socket
 import statistics
 import sys
 import time
@@ -24,13 +26,6 @@ from torch.optim import SGD, Optimizer
 
 import syncline
 from syncline.models.sleeping import SleepingLayer, sleeping
-from syncline.strategies import (
-    Elastic,
-    Gossip,
-    GossipSettings,
-    Server,
-    ServerSettings,
-)
 
 SETTLING_STEPS = 2
 FIRST_STEPS = 20  # enough for every arm to have chosen its ways
@@ -75,27 +70,38 @@ def build(arm: str, spec: dict[str, Any]) -> tuple[nn.Module, Optimizer, Callabl
         fully_shard(model, mesh=mesh)
         return model, SGD(model.parameters(), lr=LR), lambda: None
     optimizer = SGD(model.parameters(), lr=LR)
-    if name == "local":
+    if name == "no_exchange":
         return model, optimizer, lambda: None
-    if name != "syncline" and arm not in ASYNCHRONOUS:
+    if name == "syncline":
+        settings = {"early": False} if size == "late" else {}
+        replica = syncline.distribute(model, optimizer, "synchronous", **settings)
+        return model, optimizer, replica.synchronize
+    if arm not in ASYNCHRONOUS:
         raise ValueError(f"there is no arm {arm!r}")
-    strategy = ASYNCHRONOUS.get(arm, lambda: "synchronous")()
-    spread = syncline.distribute(model, optimizer, strategy, early=size != "late")
-    if not spread.my_shards:
-        return SERVING, optimizer, spread.serve
-    return model, optimizer, spread.synchronize
+    replica = syncline.distribute(model, optimizer, make_asynchronous(arm))
+    if not replica.my_shards:
+        return SERVING, optimizer, replica.serve
+    return model, optimizer, replica.synchronize
 
 
 SERVING = nn.Identity()
 """Stands for the network of a rank that only serves others."""
 
-ASYNCHRONOUS: dict[str, Callable[[], Any]] = {
-    "gossip ring": lambda: Gossip(GossipSettings(partners="ring")),
-    "gossip uniform": lambda: Gossip(GossipSettings()),
-    "elastic": lambda: Elastic(),
-    "server": lambda: Server(),
-    "server one": lambda: Server(ServerSettings(servers=1)),
+ASYNCHRONOUS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gossip ring": ("Gossip", {"partners": "ring"}),
+    "gossip uniform": ("Gossip", {}),
+    "elastic": ("Elastic", {}),
+    "server": ("Server", {}),
+    "server one": ("Server", {"servers": 1}),
 }
+"""By the arm's name, the strategy and its settings."""
+
+
+def make_asynchronous(arm: str) -> Any:
+    from syncline import strategies
+
+    kind, settings = ASYNCHRONOUS[arm]
+    return getattr(strategies, kind)(getattr(strategies, f"{kind}Settings")(**settings))
 
 
 def sent_bytes() -> int:
@@ -121,17 +127,21 @@ def run_block(training: Any, steps: int, x: torch.Tensor) -> dict[str, Any]:
     dist.barrier()
     between = [later - sooner for sooner, later in itertools.pairwise(starts)]
     return {
-        "step_s": between[SETTLING_STEPS:],
+        "step_s": statistics.median(between[SETTLING_STEPS:] or [0.0]),
         "sent_bytes": (sent_bytes() - bytes_before) / steps,
         "cpu_s": (cpu_s() - cpu_before) / steps,
     }
 
 
 def main() -> None:
+    """Serve requests until the parent hangs up."""
     spec = json.loads(sys.argv[1])
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel.connect(spec["channel"])
+    channel.send(json.dumps({"rank": int(os.environ["RANK"])}).encode())
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank = syncline.init(threads=1)
+    syncline.init(threads=1)
     x = torch.ones(4)
     arms, failures = {}, {}
     for arm in spec["arms"]:
@@ -140,25 +150,18 @@ def main() -> None:
             run_block(arms[arm], FIRST_STEPS, x)
         except Exception as error:  # an arm that cannot run is reported, not hidden
             failures[arm] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    results: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
-    order = random.Random(0)
-    for _ in range(spec["rounds"]):
-        for arm in order.sample(list(arms), len(arms)):
-            results[arm].append(run_block(arms[arm], spec["steps"], x))
-    found = {
-        arm: {
-            "step_s": [statistics.median(block["step_s"] or [0.0]) for block in blocks],
-            "sent_bytes": statistics.median(block["sent_bytes"] for block in blocks),
-            "cpu_s": statistics.median(block["cpu_s"] for block in blocks),
-        }
-        for arm, blocks in results.items()
-    }
-    everybody: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybody, found)
-    if rank == 0:
-        answer = {"arms": everybody, "failures": failures}
-        Path(spec["out"]).write_text(json.dumps(answer))
-    dist.barrier()
+            arms.pop(arm, None)
+    channel.send(json.dumps({"package": syncline.__file__, "failures": failures}).encode())
+    while request := channel.recv(4096):
+        question = json.loads(request)
+        try:
+            answer = run_block(arms[question["arm"]], question["steps"], x)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:500]
+            answer = {"error": f"{question['arm']}: {type(error).__name__}: {reason}"}
+        channel.send(json.dumps(answer).encode())
+    # Without finalizers: they would wait for peers that have gone.
+    os._exit(0)
 
 
 if __name__ == "__main__":
