@@ -142,7 +142,7 @@ _ASYNCHRONOUS: tuple[Run, ...] = (
     _apart("one-server", "server", "strategy.server.servers=1"),
 )
 
-SYNCHRONOUS_STRATEGIES: tuple[str, ...] = ()
+SYNCHRONOUS_STRATEGIES: tuple[str, ...] = ("all_reduce", "wait_free", "merged", "sync_server")
 """Other strategies that promise the weights of `synchronous`, bit for bit, on every job."""
 
 

@@ -76,6 +76,9 @@ def build(arm: str, spec: dict[str, Any]) -> tuple[nn.Module, Optimizer, Callabl
         settings = {"early": False} if size == "late" else {}
         replica = syncline.distribute(model, optimizer, "synchronous", **settings)
         return model, optimizer, replica.synchronize
+    if arm in BASELINES:
+        replica = syncline.distribute(model, optimizer, arm)
+        return model, optimizer, replica.synchronize
     if arm not in ASYNCHRONOUS:
         raise ValueError(f"there is no arm {arm!r}")
     replica = syncline.distribute(model, optimizer, make_asynchronous(arm))
@@ -86,6 +89,9 @@ def build(arm: str, spec: dict[str, Any]) -> tuple[nn.Module, Optimizer, Callabl
 
 SERVING = nn.Identity()
 """Stands for the network of a rank that only serves others."""
+
+BASELINES = ("all_reduce", "wait_free", "merged", "sync_server")
+"""Strategies with their default settings: `merged` assumes 1 Gbit/s."""
 
 ASYNCHRONOUS: dict[str, tuple[str, dict[str, Any]]] = {
     "gossip ring": ("Gossip", {"partners": "ring"}),

@@ -20,6 +20,7 @@ from syncline.checkpoint import digest_of, load, newest
 from syncline.comm.meeting import Meeting
 from syncline.config import parse_job
 from syncline.errors import RankHung, UsageError
+from syncline.measure.derive import derive
 from syncline.session import current_session
 from syncline.sim.learn import Learning
 from syncline.sim.run import simulate
@@ -32,7 +33,6 @@ from syncline.strategies import (
     ServerSettings,
     make_strategy,
 )
-from syncline.workload import derive
 from training import are_gone, ranks_of, start_training, train_forked
 from worlds import cluster
 
@@ -120,7 +120,7 @@ def test_ranks_part_and_one_model_stands_for_all_of_them(name, world):
         with replica.whole():
             whole = digest_of(model.state_dict())
         own = digest_of(model.state_dict())
-        return whole, own, replica.strategy.report()
+        return whole, own, replica.run.report()
 
     results = run_ranks(size, work, machines=machines)
     assert len({whole for whole, _, _ in results}) == 1
@@ -295,23 +295,17 @@ def test_a_real_and_a_virtual_run_exchange_as_often_and_as_much(name, tmp_path):
     real = train_forked(job, tmp_path / "run", ranks=4)["strategy"]
     resolved = parse_job(job.read_text()).resolved(4)
     learning = Learning(resolved)
-    made = []
-
-    def make():
-        made.append(make_strategy(name, resolved.strategy.settings))
-        return made[-1]
-
     workload = derive(learning.model, learning.data.sample_shape, 8, 1e9, 0.0, "digits")
-    simulate(
+    found = simulate(
         workload,
         cluster(4, 4, rate=1e9),
-        make,
+        lambda: make_strategy(name, resolved.strategy.settings),
         steps=8,
         shards=4,
         bucket_bytes=100_000,
         learning=learning,
     )
-    virtual = made[0].report()
+    virtual = found.strategy
     keys = ("exchanges", "exchanged_bytes")
     assert {key: real[key] for key in keys} == {key: virtual[key] for key in keys}
     assert real["exchanges"] > 0
@@ -410,7 +404,7 @@ def test_a_rank_that_is_new_begins_with_nothing_of_anothers(tmp_path):
     found = train_forked(DIGITS, tmp_path / "run", *sets, ranks=3, resume=True)
     assert mass(3) == pytest.approx(3.0)
     # Steps of the run before are not counted.
-    assert found["samples_per_s"] < 2 * 48 / (found["step_ms"] / 1e3)
+    assert found["samples_per_s"] < 2 * 48 / found["step_s"]
 
 
 def test_samples_a_second_are_those_of_all_ranks(tmp_path):
@@ -419,7 +413,7 @@ def test_samples_a_second_are_those_of_all_ranks(tmp_path):
         f'{{rank={rank}, step=0, kind="slow", factor=10, steps=24}}' for rank in (1, 2)
     )
     found = train_forked(DIGITS, tmp_path / "run", *sets, slow + "]", ranks=3)
-    if_all_were_as_fast = 48 / (found["step_ms"] / 1e3)
+    if_all_were_as_fast = 48 / found["step_s"]
     assert found["samples_per_s"] < 0.6 * if_all_were_as_fast
 
 

@@ -20,7 +20,8 @@ STEPS = 4
 
 def run(strategy, ranks, **options):
     links = cluster(ranks, rate=1e6, latency_s=1e-3)
-    return simulate(workload(*LAYERS), links, strategy, steps=STEPS, bucket_bytes=5000, **options)
+    options = {"overlap": True, "bucket_bytes": 5000} | options
+    return simulate(workload(*LAYERS), links, strategy, steps=STEPS, **options)
 
 
 @every_strategy
@@ -65,7 +66,8 @@ def test_with_a_slow_rank_those_who_wait_for_others_wait_and_no_one_else(strateg
     slow = Conditions(slow_ranks={ranks - 1: 5.0})
     layers = workload((4096, 0.1, 0.2), (4096, 0.1, 0.2))
     links = cluster(ranks, rate=1e9, latency_s=1e-6)
-    runs = [simulate(layers, links, strategy, steps=STEPS, conditions=slow) for _ in range(2)]
+    options = {"steps": STEPS, "conditions": slow, "overlap": True}
+    runs = [simulate(layers, links, strategy, **options) for _ in range(2)]
     assert runs[0].trace.to_bytes() == runs[1].trace.to_bytes()
     ends = {
         rank: max(t.end_s for t in runs[0].trace.tasks if t.rank == rank and t.kind == "backward")
@@ -74,7 +76,7 @@ def test_with_a_slow_rank_those_who_wait_for_others_wait_and_no_one_else(strateg
     alone_s, slow_s = STEPS * 0.6, 5 * STEPS * 0.6
     assert ends[ranks - 1] == pytest.approx(slow_s, rel=0.02)
     for rank in (0, ranks // 2):
-        if strategy == "synchronous":
+        if STRATEGIES[strategy].settings.is_synchronous:
             # Its last backward begins with the slow rank's and takes a fifth of its time.
             assert ends[rank] > (STEPS - 1) * 5 * 0.6
         else:

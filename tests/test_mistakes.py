@@ -138,6 +138,11 @@ with_sets("no ranks at all", more=("--ranks", "0"))
 with_sets("a batch larger than the data", "data.batch=4096")
 with_sets("--set without a value", "run.steps")
 with_sets("shared memory switched to something unknown", "strategy.comm=mpi")
+with_sets(
+    "a bucket size where the strategy fixes the buckets",
+    "strategy.name=wait_free",
+    "strategy.bucket_bytes=4096",
+)
 with_sets("a GPU, which this version does not train on", "run.device=cuda")
 with_sets("--resume with no run there", more=("--resume", "--out", "nowhere"))
 with_sets("--resume without saying which run", more=("--resume",))

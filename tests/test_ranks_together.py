@@ -13,9 +13,9 @@ import syncline
 from ranks import RankError, run_ranks
 from syncline.checkpoint import digest_of
 from syncline.comm import base
-from syncline.engine.bucket import Bucket
+from syncline.contract import Family, Plan, deal
 from syncline.perf.trace import Recorder
-from syncline.strategies import STRATEGIES, Synchronous
+from syncline.strategies import Synchronous
 
 pytestmark = pytest.mark.processes
 
@@ -234,7 +234,7 @@ def test_each_rank_holds_its_share_of_the_optimizer_state(overlap):
             value.numel()
             for bucket in replica.buckets
             for slot in bucket.slots
-            for _, _, state in bucket.update.held_of(slot)
+            for _, _, state in bucket.optimizer.held_of(slot)
             for value in state.values()
         )
 
@@ -353,26 +353,14 @@ def test_a_step_with_shards_left_out_is_refused():
 def test_every_strategy_is_a_new_file_not_a_change():
     """A strategy made up here, registered by one line, trains."""
 
-    class Local(Synchronous):
+    class Alone(Synchronous):
         """No exchange of gradients at all: each rank its own model."""
 
-        def group(self, comm):
-            from syncline.comm.alone import Alone
-
-            return Alone(comm.ranks[comm.position])
-
-        def gradient_ready(self, bucket: Bucket):
-            pass
-
-        def step_entered(self, step):
-            pass
-
-        def before_use(self, bucket):
-            bucket.update_strip()
+        def plan(self, world, sizes, shards):
+            return Plan((Family(world.each_alone, memory="private"),), deal(shards, 2, 2))
 
     def work():
-        STRATEGIES["local"] = Local
-        rank, model, optimizer, _ = make(strategy="local")
+        rank, model, optimizer, _ = make(strategy=Alone())
         for step in range(3):
             backward(model, rank, step)
             optimizer.step()

@@ -26,7 +26,9 @@ from syncline.run_folder import (
 SUMMARY_OF_A_RUN = Summary(
     steps=30,
     samples_per_s=100.0,
-    step_ms=2.5,
+    step_s=0.0025,
+    layout={"overlap": True, "bucket_bytes": 4096, "num_buckets": 2},
+    sent_bytes=10.0,
     loss=0.25,
     test_loss=None,
     accuracy=None,

@@ -14,7 +14,9 @@ from torch.nn import functional
 from syncline import models, workload
 from syncline.checkpoint import digest_of
 from syncline.errors import ConfigError
-from syncline.workload import Layer, Workload, derive
+from syncline.measure.derive import derive
+from syncline.sizes import Size
+from syncline.workload import Layer, Workload
 
 
 def size_of(model):
@@ -24,15 +26,16 @@ def size_of(model):
 def test_a_linear_layer_counted_by_hand():
     # Forward 2 * 8 * 3 * 5; backward the gradient of the weights alone: nothing needs the input's.
     found = derive(nn.Linear(3, 5), (3,), batch=8, flops_per_s=10.0)
-    assert found == Workload("Linear", (Layer("", 80, 24.0, 24.0),), 0.0)
+    sizes = (Size("weight", 0, 15), Size("bias", 1, 5))
+    assert found == Workload("Linear", (Layer("", 80, 24.0, 24.0),), 0.0, sizes)
 
 
 def test_a_second_linear_layer_also_passes_a_gradient_on():
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
     found = derive(model, (3,), batch=8, flops_per_s=1.0, input_s=0.5, name="two")
-    assert found == Workload(
-        "two", (Layer("0", 80, 240.0, 240.0), Layer("2", 48, 160.0, 320.0)), 0.5
-    )
+    assert (found.name, found.input_s) == ("two", 0.5)
+    assert found.layers == (Layer("0", 80, 240.0, 240.0), Layer("2", 48, 160.0, 320.0))
+    assert [size.name for size in found.sizes()] == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert (found.forward_s, found.backward_s, found.size_bytes) == (400.0, 560.0, 128)
 
 
@@ -135,7 +138,8 @@ def test_frozen_layers_leave_their_work_to_the_layer_whose_gradient_comes_next()
     model[1].requires_grad_(False)
     found = derive(model, (4,), batch=1, flops_per_s=1.0)
     assert [layer.backward_s for layer in found.layers] == [32 + 32, 0]
-    assert found.size_bytes == size_of(model)
+    assert found.size_bytes == size_of(model[0])  # what is frozen is not exchanged
+    assert [size.name for size in found.sizes()] == ["0.weight", "0.bias"]
 
 
 def test_backward_takes_twice_the_time_where_it_cannot_be_run():

@@ -10,11 +10,12 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from syncline.comm.tree import shard_range
+from syncline.contract import Strategy
 from syncline.engine.replica import Replica
 from syncline.errors import ConfigError, UsageError
 from syncline.loader import FlatLoader, ServingLoader, ShardedLoader, check_one_shard
 from syncline.session import current_session, open_session
-from syncline.strategies import Strategy, make_strategy
+from syncline.strategies import make_strategy
 
 
 def init(
@@ -68,6 +69,13 @@ def distribute(
     for name, value in (("bucket_bytes", bucket_bytes), ("accumulate", accumulate)):
         if value is not None and value < 1:
             raise ConfigError(name, f"got {value}", "it must be at least 1", "Leave it out.")
+    for name, value, is_fixed, rule in (
+        ("overlap", overlap, chosen.settings.fixes_overlap, "says itself when ranks exchange"),
+        ("bucket_bytes", bucket_bytes, chosen.settings.fixes_buckets, "says where buckets end"),
+    ):
+        if is_fixed and value is not None:
+            kind = type(chosen).__name__
+            raise ConfigError(name, f"got {value}", f"strategy {kind} {rule}", "Leave it out.")
     replica = Replica(
         model,
         optimizer,
@@ -82,6 +90,11 @@ def distribute(
         private_parameters=private_parameters,
         early=early,
     )
+    if replica.is_served:
+        raise UsageError(
+            "some ranks would only serve, and take part in every step of the others: they cannot "
+            "know when a loop of your own has ended. Use servers=0, or `syncline train`."
+        )
     replica.warn_of_own()
     session.replicas.append(replica)
     return replica
@@ -121,8 +134,7 @@ def shards(loader: DataLoader[Any], *, seed: int = 0) -> ShardedLoader | Serving
         count = session.world.size
         mine = range(*shard_range(count, count, session.world.rank))
         return ShardedLoader(loader, count, mine, None, seed)
-    size = session.world.size
-    serving = [one for one in session.replicas if one.strategy.num_workers(size) < size]
+    serving = [one for one in session.replicas if not all(one.plan.shards)]
     if serving and len(session.replicas) > 1:
         raise UsageError(
             "ranks that only serve loop for one model. Use servers=0 for several: then every rank "

@@ -37,6 +37,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank computes in convolutions and matrix products."""
     update_bytes_per_s: float
     """How many bytes of parameters a rank's optimizer gets through in a second."""
+    cores: int | None = None
+    """Of a machine; None for as many as it has ranks."""
 
     @property
     def ranks(self) -> int:
@@ -99,6 +101,7 @@ def cluster_of(settings: ClusterSettings, ranks: int, machines: int | None = Non
         inside=_link(base.inside, settings.inside_latency_s, settings.inside_rate_bytes_per_s),
         flops_per_s=_or(settings.flops_per_s, base.flops_per_s),
         update_bytes_per_s=_or(settings.update_bytes_per_s, base.update_bytes_per_s),
+        cores=settings.cores,
     )
 
 

@@ -83,7 +83,7 @@ class RankHung(RankFailed):
 
 
 class DeadlockError(SynclineError):
-    """In virtual time everybody waits for somebody. `waiting` has a line for each who waits."""
+    """Every process of the virtual clock waits for another. `waiting` says what each waits for."""
 
     def __init__(self, now_s: float, waiting: list[str]) -> None:
         shown = waiting[:8] + [f"and {len(waiting) - 8} more"] * (len(waiting) > 8)

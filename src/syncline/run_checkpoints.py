@@ -1,7 +1,7 @@
 """The checkpoints of a run, as one rank writes and reads them.
 
 One holds the parameters that represent the run. With strategies where each rank trains its own
-replica, a rank may also save its own parameters and state (`strategy.keeps_own`).
+replica, a rank may also save its own parameters and state (`plan.keeps_own`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from torch import nn
 
 from syncline import checkpoint
 from syncline.config import Job
+from syncline.contract import Saved
 from syncline.engine.replica import Replica
 from syncline.errors import ConfigError
 from syncline.run_folder import CHECKPOINTS, own_checkpoints
@@ -50,15 +51,14 @@ class RunCheckpoints:
         replica.load_optimizer_state(own.optimizer)
         # A rank without a checkpoint of its own is new in this run. It starts from the parameters
         # that represent the run, without the strategy's state, which belongs to another rank.
-        is_new = replica.strategy.keeps_own and own is saved
-        state = {} if is_new else own.strategy
-        replica.strategy.load_state(state, saved.model)
+        is_new = replica.plan.keeps_own and own is saved
+        replica.saved = Saved({} if is_new else own.strategy, saved.model)
         replica.step_number = saved.step
 
     def _load_own(self, replica: Replica, step: int) -> checkpoint.Checkpoint | None:
         """Read this rank's own checkpoint of a step; None if there is none."""
         path = checkpoint.path_of(own_checkpoints(self._folder, self._rank), step)
-        if not replica.strategy.keeps_own or not path.exists():
+        if not replica.plan.keeps_own or not path.exists():
             return None
         return checkpoint.load(path)
 
@@ -77,6 +77,6 @@ class RunCheckpoints:
     def _save(self, replica: Replica, step: int, folder: Path, *, is_wanted: bool) -> None:
         optimizer_state = replica.optimizer_state(is_wanted=is_wanted)
         if is_wanted:
-            model, strategy = self._model.state_dict(), replica.strategy.state()
+            model, strategy = self._model.state_dict(), replica.run.state()
             saved = checkpoint.Checkpoint(step, self._job, model, optimizer_state, strategy)
             checkpoint.save(folder, saved)

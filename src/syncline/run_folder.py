@@ -25,39 +25,21 @@ import msgspec
 from syncline.config import printable
 from syncline.errors import SynclineError
 from syncline.files import write_atomically
+from syncline.result import RunResult
 
 JOB, METRICS, SUMMARY, CHECKPOINTS = "job.toml", "metrics.jsonl", "summary.json", "checkpoints"
 
 
-@dataclass(frozen=True)
-class Summary:
-    """How a run went.
+@dataclass(frozen=True, kw_only=True)
+class Summary(RunResult):
+    """How a real run went."""
 
-    With the synchronous strategy losses and accuracy do not depend on the number of ranks.
-    """
-
-    steps: int
     samples_per_s: float
-    step_ms: float
-    """Median time of a step."""
-    loss: float
-    """Mean training loss of the last step."""
-    test_loss: float | None
-    accuracy: float | None
-    exposed_communication: float
-    """Share of time that the compute lane waited for communication."""
-    weights_sha256: str
-    ranks: int
-    shards: int
     communicator: str
     num_parameters: int
     seconds: float
     resumed_at: int
     run_folder: str
-    strategy: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """What the strategy reports of itself, as rank 0 saw it."""
-    gone: dict[int, str] = dataclasses.field(default_factory=dict)
-    """Ranks that were lost during the run, and how."""
 
     def to_json_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -210,7 +210,7 @@ class Session:
         if in_good_order and self.lane.failure is None:
             with contextlib.suppress(Exception):
                 for replica in self.replicas:
-                    replica.stay_while_needed()
+                    replica.run.stay()
                 self.lane.drain()
         if self.lane.failure is None:
             self.lane.close()

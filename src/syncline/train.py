@@ -18,7 +18,6 @@ import torch._dynamo  # building an optimizer imports it: do so once, before ran
 from torch.nn import functional
 
 from syncline.checkpoint import digest_of
-from syncline.comm.base import exchange_bytes
 from syncline.config import Job
 from syncline.engine.replica import Replica
 from syncline.errors import RankFailed
@@ -27,11 +26,12 @@ from syncline.faults import Conditions
 from syncline.launch.env import World, read_world
 from syncline.loader import reseed
 from syncline.perf.pace import Pace
-from syncline.perf.trace import Recorder, Trace
+from syncline.perf.trace import Recorder
 from syncline.recipe import Order, batch_of, build_model, build_optimizer, learning_rate, load_data
 from syncline.report.progress import Progress
 from syncline.run_checkpoints import RunCheckpoints
 from syncline.run_folder import Metrics, Summary, is_finished, write_summary
+from syncline.run_trace import collect_trace
 from syncline.session import Session, close_session, fail_session, open_session
 from syncline.strategies import make_strategy
 
@@ -89,7 +89,7 @@ class _Run:
         self.model = build_model(job, self.data)
         self.optimizer = build_optimizer(job.optimizer, self.model)
         self._conditions = Conditions(faults=job.faults, seed=job.run.seed)
-        workers = job.strategy.num_workers(world.size)
+        workers = job.strategy.own.num_workers(world.size)
         self._conditions.check(world.size, world.num_machines, "faults", workers)
         self.checkpoints = RunCheckpoints(out, job, self.model, world.rank)
         self._saved = self.checkpoints.load() if resume else None
@@ -110,6 +110,7 @@ class _Run:
             shards=self.order.shards,
             bucket_bytes=None if settings.bucket_bytes == "auto" else settings.bucket_bytes,
             overlap=None if settings.overlap == "auto" else settings.overlap,
+            total_steps=self.total,
         )
         if self.trace is not None:
             self.replica.recorder = Recorder(self.world.rank)
@@ -177,8 +178,10 @@ class _Run:
         """Serve the ranks that compute, on a rank that has no shards, until they are done."""
         self.model.train()
         self.replica.serve()
-        for done in range(self.start + 1, self.total):
-            self._evaluate_and_save_if_due(done)
+        for done in range(self.start + 1, self.total + 1):
+            self.replica.serve_step(self.job.optimizer.clip_norm)
+            if done < self.total:
+                self._evaluate_and_save_if_due(done)
         summary = self._finish(0.0, float("nan"))
         self._write_trace(0.0)
         return summary
@@ -202,11 +205,11 @@ class _Run:
 
     def _mean_steps(self) -> float:
         """Return how many steps are done: with asynchronous strategies the mean over workers."""
-        control, strategy = self.session.control, self.replica.strategy
-        if control is None or not strategy.is_apart:
+        control, own = self.session.control, self.job.strategy.own
+        if control is None or own.is_synchronous:
             return float(self.replica.step_number)
         steps = control.steps()
-        workers = range(strategy.num_workers(self.world.size))
+        workers = range(own.num_workers(self.world.size))
         return statistics.fmean(steps.get(rank, 0) for rank in workers)
 
     def _report_step(self, done: int) -> float:
@@ -235,7 +238,7 @@ class _Run:
         if not (evaluates or saves):
             return
         with self.replica.whole(is_wanted=is_writer):
-            self.replica.check_workers()
+            self.replica.run.check_workers()
             if saves:
                 self._save(done, is_wanted=is_writer)
             if evaluates:
@@ -250,21 +253,22 @@ class _Run:
         these parameters and stays until the summary is written: if the rank that writes it is lost
         meanwhile, the next one saves, evaluates and writes.
         """
-        is_apart = self.replica.strategy.is_apart
-        if is_apart:
-            self.replica.serve()  # does nothing, unless the run had no step left to take
+        has_own = self.replica.has_own
+        self.replica.serve()  # does nothing, unless the run had no step left to take
+        step_bytes = self.session.comm.traffic.step_bytes / max(1, self.total - self.start)
+        sent_bytes = self.replica.run.mean_of(step_bytes, self.session.comm)
         with self.replica.whole():
-            self.replica.check_workers()
+            self.replica.run.check_workers()
             while True:
                 is_writer = self.writes_folder
                 self._save(self.total, is_wanted=is_writer)
                 test_loss, accuracy = self._evaluate(self.total, is_wanted=is_writer)
-                summary = self._summarize(seconds, loss, test_loss, accuracy)
+                summary = self._summarize(seconds, loss, sent_bytes, test_loss, accuracy)
                 if self.writes_folder:
                     write_summary(self.out, summary)
-                if not is_apart:
+                if not has_own:
                     return summary
-                self.replica.meet()
+                self.replica.run.meet()
                 if is_writer or self._is_summary_written():
                     break
         self._save_own(self.total)
@@ -275,17 +279,24 @@ class _Run:
         return self.world.num_machines > 1 or is_finished(self.out, self.total)
 
     def _summarize(
-        self, seconds: float, loss: float, test_loss: float | None, accuracy: float | None
+        self,
+        seconds: float,
+        loss: float,
+        sent_bytes: float,
+        test_loss: float | None,
+        accuracy: float | None,
     ) -> Summary:
         step_s = self.pace.median_step_s()
         return Summary(
             steps=self.total,
             samples_per_s=self.pace.samples_per_s,
-            step_ms=1e3 * (seconds if step_s is None else step_s),
+            step_s=seconds if step_s is None else step_s,
             loss=loss,
             test_loss=test_loss,
             accuracy=accuracy,
             exposed_communication=self.pace.exposed(self.replica.waited_s),
+            layout=self.replica.layout.to_json_dict(),
+            sent_bytes=sent_bytes,
             weights_sha256=digest_of(self.model.state_dict()),
             ranks=self.world.size,
             shards=self.order.shards,
@@ -294,7 +305,7 @@ class _Run:
             seconds=seconds,
             resumed_at=self.start,
             run_folder=str(self.out),
-            strategy=self.replica.strategy.report(),
+            strategy=self.replica.run.report(),
             gone={rank: str(failure) for rank, failure in self._lost_ranks().items()},
         )
 
@@ -307,7 +318,7 @@ class _Run:
         All ranks share the work and get the result. With asynchronous strategies ranks do not wait
         for each other: the one that wants the result computes it alone, the others get None.
         """
-        is_shared = not self.replica.strategy.is_apart
+        is_shared = not self.replica.has_own
         if self.data.test is None or not (is_shared or is_wanted):
             return None, None
         self._show_phase("evaluate")
@@ -323,24 +334,17 @@ class _Run:
 
     def _save_own(self, step: int) -> None:
         """Write this rank's own checkpoint, if the strategy needs one to resume."""
-        if self.replica.strategy.keeps_own:
+        if self.replica.plan.keeps_own:
             self._show_phase("save")
             self.checkpoints.save_own(self.replica, step)
 
     def _write_trace(self, zero_s: float) -> None:
-        """Write the tasks of all ranks, if a trace is asked for; `zero_s` is time 0 of this rank.
-
-        If ranks are lost, the file holds the tasks of the rank that writes it and no others.
-        """
+        """Write all ranks' tasks, if a trace is asked for; `zero_s` is time 0 of this rank."""
         if self.trace is None:
             return
         recorder, self.replica.recorder = self.replica.recorder, None
         assert recorder is not None
-        mine = Trace(tuple(task.earlier_by(zero_s) for task in recorder.tasks))
-        everybody = [mine.to_bytes()]
-        if not self._lost_ranks():
-            lane, comm = self.session.lane, self.session.comm
-            everybody = lane.call(exchange_bytes, comm, mine.to_bytes())
+        is_alone = bool(self._lost_ranks())
+        found = collect_trace(recorder, zero_s, self.session, is_alone=is_alone)
         if self.writes_folder:
-            ranks = [Trace.from_bytes(each) for each in everybody]
-            Trace(tuple(task for rank in ranks for task in rank.tasks)).write(self.trace)
+            found.write(self.trace)

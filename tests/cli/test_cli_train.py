@@ -359,12 +359,18 @@ def test_a_trace_holds_the_tasks_of_all_ranks_and_what_they_waited_for(cli, tmp_
         assert min(task.start_s for task in mine) >= 0
         compute = sorted((task.start_s, task.end_s) for task in mine if task.lane == "compute")
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(compute))
+        # Besides the task before it on the comm lane, which may be any:
+        comm = [task for task in mine if task.lane == "comm"]
+        previous = {
+            after.number: (rank, before.number) for before, after in itertools.pairwise(comm)
+        }
         kinds_before = {
             (task.kind, by_id[one].kind, task.bucket == by_id[one].bucket)
-            for task in mine
-            if task.lane == "comm"
+            for task in comm
             for one in task.after
+            if one != previous.get(task.number)
         }
+        assert all(previous[task.number] in task.after for task in comm[1:])
         assert kinds_before == {
             ("reduce", "backward", True),
             ("step", "backward", False),

@@ -96,7 +96,13 @@ def test_the_settings_of_a_job_are_these():
         *("run.checkpoint_every", "run.out", "run.silent_s", "run.hung_s", "run.device"),
         *("cluster.preset", "cluster.machines", "cluster.latency_s", "cluster.rate_bytes_per_s"),
         *("cluster.inside_latency_s", "cluster.inside_rate_bytes_per_s", "cluster.flops_per_s"),
-        *("cluster.update_bytes_per_s", "cluster.input_s", "cluster.algorithm", "cluster.jitter"),
+        *(
+            "cluster.update_bytes_per_s",
+            "cluster.cores",
+            "cluster.input_s",
+            "cluster.algorithm",
+            "cluster.jitter",
+        ),
         *("cluster.jitter_sigma", "cluster.jitter_shift", "cluster.slow_ranks", "cluster.faults"),
         "cluster.link_changes",
     ]

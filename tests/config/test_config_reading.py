@@ -24,9 +24,16 @@ def test_the_examples_are_jobs(name):
 
 
 @pytest.mark.parametrize("name", sorted(config.STRATEGIES))
-def test_every_strategy_has_an_example(name):
-    job = read_job(EXAMPLES / f"fashion-{name}.toml").resolved()
-    assert (job.strategy.name, job.run.ranks, job.strategy.shards) == (name, 4, 4)
+def test_every_strategy_runs_the_example_with_its_defaults(name):
+    job = read_job(EXAMPLES / "fashion.toml", [f"strategy.name={name}", "run.ranks=4"]).resolved()
+    assert (job.strategy.name, job.run.ranks, job.strategy.shards) == (name, 4, 8)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("fashion-*.toml")), ids=lambda p: p.stem)
+def test_the_examples_of_strategies_are_jobs(path):
+    job = read_job(path).resolved()
+    assert (job.strategy.name, job.run.ranks) == (path.stem.removeprefix("fashion-"), 4)
+    assert job.strategy.shards == 4
 
 
 def test_settings_laid_over_the_file_are_toml_or_bare_words():

@@ -136,7 +136,7 @@ def test_a_death_of_all_ranks_is_refused():
         (
             ("strategy.name=server", "strategy.server.servers=1"),
             1,
-            "strategy.server.servers: got 1 with 1 rank, but somebody has to work. "
+            "strategy.server.servers: got 1 with 1 rank, but at least one rank must compute. "
             "Use 0 for strips on all ranks.",
         ),
         (

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
 import pytest
 
 from small_job import SMALL, refusal, small
 from syncline import config
 from syncline.config import job_to_toml, parse_job
+from syncline.errors import ConfigError
+from syncline.strategies.registry import Entry
+from syncline.strategies.settings import OwnSettings
 
 
-class GossipSettings(msgspec.Struct, frozen=True, kw_only=True):
+class GossipSettings(OwnSettings, frozen=True, kw_only=True):
     mix: float = 0.5
     partner: Literal["hypercube", "ring"] = "hypercube"
 
 
 @pytest.fixture
 def gossip(monkeypatch):
-    monkeypatch.setitem(config.STRATEGIES, "gossip", GossipSettings)
+    monkeypatch.setitem(config.STRATEGIES, "gossip", Entry("gossip:Gossip", GossipSettings))
 
 
 @pytest.mark.usefixtures("gossip")
@@ -66,3 +68,15 @@ def test_settings_of_an_asynchronous_strategy():
     assert parse_job(job_to_toml(resolved)) == resolved
     line = refusal(SMALL, "strategy.name=gossip", "strategy.gossip.partner=ring")
     assert "Did you mean strategy.gossip.partners?" in line
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "wait_free", "merged", "sync_server"])
+def test_what_a_strategy_fixes_cannot_be_set(name):
+    with pytest.raises(ConfigError) as caught:
+        small(strategy__name=name, strategy__overlap="true").resolved(2)
+    assert str(caught.value) == (
+        f'strategy.overlap: got true with strategy.name = "{name}", but this strategy says itself'
+        " when ranks exchange. Remove it (on the command line: --set strategy.overlap=)."
+    )
+    with pytest.raises(ConfigError, match="says itself where buckets end"):
+        small(strategy__name=name, strategy__bucket_bytes="4096").resolved(2)

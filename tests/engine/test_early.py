@@ -12,6 +12,7 @@ import syncline
 from ranks import run_ranks
 from syncline.checkpoint import digest_of
 from syncline.engine.early import BLOCK_STEPS, NUM_BLOCKS, EarlyUpdates
+from syncline.engine.steps import Steps
 
 pytestmark = pytest.mark.processes
 
@@ -53,10 +54,10 @@ def train(early, disturb, optimizer="momentum", steps=5, size=2):
         model = Branches()
         mine = OPTIMIZERS[optimizer](model.parameters())
         settings = {"overlap": True, "bucket_bytes": 8000, "early": early}
-        replica = syncline.distribute(model, mine, **settings)
+        syncline.distribute(model, mine, **settings)
         taken = []
-        run_early = replica._run_early
-        replica._run_early = lambda bucket, hyper: taken.append(bucket) or run_early(bucket, hyper)
+        run_early = Steps.run_early
+        Steps.run_early = lambda self, *args: taken.append(args) or run_early(self, *args)
         for step in range(steps):
             generator = torch.Generator().manual_seed(100 * step + rank)
             model.leaves_out = 4 if disturb == "leave out" and step == 2 else None
@@ -160,7 +161,7 @@ def train_through_the_trial(early):
         for step in range(NUM_BLOCKS * BLOCK_STEPS + 4):
             generator = torch.Generator().manual_seed(100 * step + rank)
             model(torch.randn(5, 40, generator=generator)).square().mean().backward()
-            held_twice.append(sum(bucket.in_use is not None for bucket in replica.buckets))
+            held_twice.append(sum(bucket.has_copy for bucket in replica.buckets))
             mine.step()
             mine.zero_grad()
         replica.synchronize()

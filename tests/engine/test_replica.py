@@ -18,8 +18,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import syncline
+import syncline.session
 from syncline.errors import UsageError
-from syncline.strategies import STRATEGIES, Synchronous
+from syncline.strategies import Synchronous
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -27,14 +28,13 @@ pytestmark = pytest.mark.usefixtures("alone")
 class SlowSynchronous(Synchronous):
     """Takes its time before parameters are ready, so that whoever does not wait is found out."""
 
-    def before_use(self, bucket):
+    def before_use(self, bucket, update):
         time.sleep(0.01)
-        super().before_use(bucket)
+        super().before_use(bucket, update)
 
 
 @pytest.fixture(autouse=True)
-def _world_of_one_with_a_slow_lane(monkeypatch, alone):
-    monkeypatch.setitem(STRATEGIES, "slow", SlowSynchronous)
+def _world_of_one(alone):
     syncline.init()
 
 
@@ -190,7 +190,7 @@ def inputs(step):
 
 
 def spread(model, optimizer, **settings):
-    settings = {"strategy": "slow", "overlap": True, "bucket_bytes": 256} | settings
+    settings = {"strategy": SlowSynchronous(), "overlap": True, "bucket_bytes": 256} | settings
     return syncline.distribute(model, optimizer, **settings)
 
 
@@ -750,9 +750,89 @@ def test_an_error_on_the_lane_reaches_the_loop():
     replica = spread(model, optimizer)
     plain_step(model, optimizer, 0)
 
-    def fail(bucket):
+    def fail(bucket, update):
         raise RuntimeError("the wire is gone")
 
     replica.strategy.before_use = fail
     with pytest.raises(RuntimeError, match="the wire is gone"):
         three_steps(model, optimizer)
+
+
+def shards_of_a_step(model, optimizer, replica, step):
+    for shard in replica.my_shards:
+        replica.begin_shard(shard)
+        model(inputs(10 * step + shard)).square().mean().backward()
+
+
+def test_every_shard_starts_from_the_buffers_that_were_loaded():
+    model, optimizer = make("normed")
+    replica = spread(model, optimizer, shards=2)
+    shards_of_a_step(model, optimizer, replica, 0)
+    optimizer.step()
+    loaded = {k: v + 100 if "running_mean" in k else v for k, v in state(model).items()}
+    model.load_state_dict(loaded)
+    shards_of_a_step(model, optimizer, replica, 1)
+    optimizer.step()
+    # Each shard keeps 0.9 of the mean that was loaded; one that started before it would keep 0.
+    found = model.state_dict()["body.1.running_mean"]
+    assert torch.allclose(found, 0.9 * loaded["body.1.running_mean"], atol=1.0)
+
+
+def test_a_dropped_step_leaves_no_statistics_behind_whatever_the_shards():
+    counts = []
+    for shards in (1, 2, 3):
+        syncline.session.close_session()
+        syncline.init()
+        model, optimizer = make("normed")
+        replica = spread(model, optimizer, shards=shards)
+        for step in range(3):
+            shards_of_a_step(model, optimizer, replica, step)
+            if step == 1:
+                syncline.discard_gradients(model)
+            else:
+                optimizer.step()
+        counts.append(int(model.state_dict()["body.1.num_batches_tracked"]))
+    assert counts == [2, 2, 2]
+
+
+def test_a_learning_rate_that_changes_in_place_does_not_reach_a_step_under_way():
+    def steps(model, optimizer):
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(0.1)
+        for step in range(3):
+            model(inputs(step)).square().mean().backward()
+            optimizer.step()
+            for group in optimizer.param_groups:
+                group["lr"].fill_(1e3)  # while the lane may still be updating
+                group["lr"] = torch.tensor(0.1)
+            optimizer.zero_grad()
+
+    against_plain(steps, "net", "sgd")
+
+
+def test_a_step_that_was_refused_is_refused_again():
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(9, 8, sparse=True)
+            self.last = nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.last(self.embed(x))
+
+    torch.manual_seed(0)
+    model = Words()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.embed.sparse = False
+    replica = spread(model, optimizer, overlap=False)
+    model(torch.arange(9)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    before = state(model)
+    model.embed.sparse = True
+    model(torch.arange(9)).square().mean().backward()
+    for _ in range(2):
+        with pytest.raises(UsageError, match="sparse gradient"):
+            optimizer.step()
+    assert replica.step_number == 1
+    assert_same(state(model), before)

@@ -11,9 +11,9 @@ from torch import nn
 
 from syncline.config import parse_job
 from syncline.faults import Conditions, Jitter
+from syncline.measure.derive import derive
 from syncline.sim.learn import Learning
 from syncline.sim.run import simulate
-from syncline.workload import derive
 from training import train_forked
 from worlds import cluster, run_program
 
@@ -129,7 +129,7 @@ import json, resource
 from syncline.config import parse_job
 from syncline.sim.learn import Learning
 from syncline.sim.run import simulate
-from syncline.workload import derive
+from syncline.measure.derive import derive
 from worlds import cluster
 sets = ["run.steps=2", "data.name=synthetic", "data.sample_shape=[1, 28, 28]", "data.classes=10",
         "data.samples=4096", "data.batch=4096", "strategy.shards=128", "optimizer.warmup_steps=0"]

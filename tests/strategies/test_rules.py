@@ -3,6 +3,7 @@ three steps, learning rate 1. And what must hold for any numbers."""
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 
 from strategies.toys import LATENCY_S, ROUND_S, play
+from syncline.contract import Saved
 from syncline.errors import ConfigError
 from syncline.strategies import (
     Elastic,
@@ -59,10 +61,10 @@ def test_pull_takes_the_mean_with_what_the_partner_published_after_its_step():
     # What stands for the run is the mean.
     assert strategies[0].last[0][0].tolist() == pytest.approx([15.625 / 3, -13.25 / 3])
     # Two exchanges of two numbers, for a rank that drew itself once: 0 and 2; 1 once as well.
-    assert [one.traffic for one in strategies] == [(2, 16), (2, 16), (2, 16)]
+    assert [one.whole.traffic for one in strategies] == [(2, 16), (2, 16), (2, 16)]
     # Squares of the distances to the mean: 14.3681, 4.6337, 3.5504; of the mean's norm: 46.6337.
     distances = (14.3681 + 4.6337 + 3.5504) / 3
-    found = strategies[0].report()["distance_to_consensus"]
+    found = strategies[0].whole.report()["distance_to_consensus"]
     assert found == pytest.approx(math.sqrt(distances / 46.6337), rel=1e-4)
 
 
@@ -153,14 +155,9 @@ def test_answers_that_are_not_used_yet_go_on_from_where_they_were_saved():
     twice = [of_rank * 2 for of_rank in GRADIENTS]
     through, _ = play(lambda: Elastic(EARLY_ELASTIC), TOGETHER, twice, delays=delays)
     half, before = play(lambda: Elastic(EARLY_ELASTIC), TOGETHER, GRADIENTS, delays=delays)
-    saved = iter([(one.state(), {"x": one.last[0][0]}) for one in before])
-
-    def make():
-        elastic = Elastic(EARLY_ELASTIC)
-        elastic.load_state(*next(saved))
-        return elastic
-
-    after, _ = play(make, half[-1], GRADIENTS, delays=delays)
+    saved = [Saved(one.whole.state(), {"x": one.last[0][0]}) for one in before]
+    make = functools.partial(Elastic, EARLY_ELASTIC)
+    after, _ = play(make, half[-1], GRADIENTS, delays=delays, saved=saved)
     assert half + after == through
 
 
@@ -270,12 +267,10 @@ def test_a_worker_waits_when_it_is_too_far_ahead():
 
 
 def test_a_center_goes_on_from_where_it_was_saved():
-    def make():
-        elastic = Elastic(ElasticSettings(beta=0.75, early=False))
-        elastic.load_state({}, {"x": torch.tensor([8.0, 8.0])})
-        return elastic
-
-    rounds, strategies = play(make, TOGETHER, still(3, 1, 2), lr=0.0, delays=[0, 0.1, 0.2])
+    make = functools.partial(Elastic, ElasticSettings(beta=0.75, early=False))
+    saved = [Saved({}, {"x": torch.tensor([8.0, 8.0])})] * 3
+    delays = [0, 0.1, 0.2]
+    rounds, strategies = play(make, TOGETHER, still(3, 1, 2), lr=0.0, delays=delays, saved=saved)
     # Ranks begin at (4, 8) and pull the center from (8, 8): to 7, 6.25, 5.6875.
     assert rounds[0] == [[5.0, 8.0], [4.75, 8.0], [4.5625, 8.0]]
     assert strategies[0].last[0][0].tolist() == [5.6875, 8.0]
@@ -287,14 +282,8 @@ def test_pushes_that_are_not_mixed_in_yet_and_weights_go_on_from_where_they_were
     twice = [of_rank * 2 for of_rank in GRADIENTS]
     through, _ = play(lambda: Drawn(push), APART, twice)
     half, before = play(lambda: Drawn(push), APART, GRADIENTS)
-    saved = iter([one.state() for one in before])
-
-    def make():
-        gossip = Drawn(push)
-        gossip.load_state(next(saved), {})
-        return gossip
-
-    after, _ = play(make, half[-1], GRADIENTS)
+    saved = [Saved(one.whole.state()) for one in before]
+    after, _ = play(lambda: Drawn(push), half[-1], GRADIENTS, saved=saved)
     assert half + after == through
 
 
@@ -460,10 +449,10 @@ def test_the_staleness_of_equal_workers_is_that_of_all_the_others():
 
 def test_what_cannot_work_is_refused():
     with pytest.raises(ConfigError, match=r"a hypercube has 2, 4, 8, ... corners. Use"):
-        Gossip(GossipSettings(partners="hypercube")).check(6, 6)
+        GossipSettings(partners="hypercube").check(6)
     with pytest.raises(ConfigError, match="what is pulled has no weight"):
-        Gossip(GossipSettings(push_sum=True)).check(4, 4)
+        GossipSettings(push_sum=True).check(4)
     with pytest.raises(ConfigError, match="all exchange when all have come"):
-        Elastic(ElasticSettings(synchronous=True, early=True)).check(4, 4)
-    with pytest.raises(ConfigError, match="somebody has to work"):
-        Server(ServerSettings(servers=4)).check(4, 4)
+        ElasticSettings(synchronous=True, early=True).check(4)
+    with pytest.raises(ConfigError, match="at least one rank must compute"):
+        ServerSettings(servers=4).check(4)

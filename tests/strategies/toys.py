@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch.nn import Parameter
 
-from syncline.comm.base import small_sum
-from syncline.comm.tree import Spread
+from syncline.comm.base import Partials, Strips
 from syncline.comm.virtual import VirtualWorld
-from syncline.engine.bucket import Bucket, Slot, Step, place
-from syncline.engine.update import Reach, StripUpdate, snapshot
+from syncline.contract import Saved, UpdateSettings
+from syncline.engine.bucket import Bucket, Slot
+from syncline.engine.optimizer import OptimizerOnStrip, Reach, snapshot
+from syncline.engine.share import Share, make_plan, world_of
+from syncline.engine.state import gather_optimizer_state
 from syncline.virtual.clock import Clock
 from worlds import cluster
 
@@ -21,32 +23,41 @@ LATENCY_S = 1e-3
 class Toy:
     """What a strategy sees of a replica: one bucket with one parameter."""
 
-    def __init__(self, comm, group, start, optimizer):
+    def __init__(self, comm, plan, start, optimizer, total_steps):
+        self.total_steps = total_steps
         parameter = Parameter(torch.tensor(start))
         self._optimizer = optimizer([parameter])
-        self.hyper = snapshot(self._optimizer)
-        size = len(start)
-        self.bucket = Bucket(0, [Slot("x", parameter, 0)], size, torch.float32)
-        self.bucket.slots[0].bucket = self.bucket
-        self.buckets, self.slots = [self.bucket], self.bucket.slots
+        self.settings = snapshot(self._optimizer)
+        size, part = len(start), Share(plan, comm).families[0]
         memory, slot = comm.allocate(size, torch.float32), comm.allocate(size, torch.float32)
         memory.mine.copy_(parameter.detach())
-        cuts = (0, *[size] * group.size)
-        place(self.bucket, memory, [slot], cuts, Spread.even(1, group.ranks))
-        self.bucket.update = self.update_of(self.bucket, memory.mine, slot.mine, 0, size)
-        self.flags = small_sum(group, 1, torch.float32)
+        cuts = (0, *[size] * part.comm.size)
+        self.bucket = Bucket(
+            0,
+            [Slot("x", parameter, 0)],
+            size,
+            torch.float32,
+            family=plan.families[0],
+            channel=0,
+            part=part,
+            parameters=Strips(memory, cuts),
+            gradient=Partials([slot], cuts, part.spread, 1.0),
+            ready=None,
+        )
+        self.buckets, self.slots = [self.bucket], self.bucket.slots
+        self.bucket.optimizer = self.optimizer_of(self.bucket, memory.mine, slot.mine, 0, size)
 
-    def update_of(self, bucket, parameters, gradient, low, high):
+    def optimizer_of(self, bucket, parameters, gradient, low, high):
         memory = (parameters, gradient)
-        return StripUpdate(
+        return OptimizerOnStrip(
             self._optimizer, bucket, memory, low, high, Reach.ELEMENT, lambda slot: 0
         )
 
-    def cut(self, bucket, comm, num_owners):
+    def cut(self, bucket, owns):
         # Real strips end at whole blocks, so all of this small one would be one rank's.
-        size = bucket.num_elements
-        cuts = [size * position // num_owners for position in range(num_owners)]
-        return (*cuts, *[size] * (1 + comm.size - num_owners))
+        size, num_owners = bucket.num_elements, sum(owns)
+        cuts = [size * number // num_owners for number in range(num_owners + 1)]
+        return tuple(cuts[sum(owns[:position])] for position in range(len(owns) + 1))
 
     def flat_buffers(self):
         return torch.empty(0, dtype=torch.float64)
@@ -67,6 +78,7 @@ def play(
     rate=1e9,
     death=None,
     keeps_state=False,
+    saved=None,
 ):
     """Let ranks take steps, one round each second; return all values after each round.
 
@@ -75,6 +87,7 @@ def play(
     Messages take `LATENCY_S`, and what their bytes take at `rate`. `death` is a rank, and when it
     dies after the first round began. Returns the values of every rank after each
     round, by round, and the strategies; with `keeps_state` these have the optimizer's last state.
+    `saved` is what each rank goes on from.
     """
     clock = Clock()
     size, steps = len(starts), len(gradients[0])
@@ -85,17 +98,19 @@ def play(
 
     def live(rank):
         comm, strategy = world.communicator(rank), strategies[rank]
-        group = strategy.group(comm)
+        plan = make_plan(strategy, world_of(comm), [], strategy.settings.num_workers(size))
         toy = Toy(
             comm,
-            group,
+            plan,
             starts[rank],
             lambda parameters: torch.optim.SGD(
                 parameters, lr=lr[rank] if isinstance(lr, list) else lr, momentum=momentum
             ),
+            steps,
         )
-        strategy.start(toy, comm)
-        strategy.admit()
+        whole = strategy.whole = strategy.start(toy, comm, saved[rank] if saved else Saved())
+        if whole is not None:
+            whole.open()
         clock.sleep(START_S - clock.now_s)
         for step in range(steps):
             begins_s = START_S + step * round_s + (delays or [0.0] * size)[rank]
@@ -104,14 +119,14 @@ def play(
             gradient = given(toy.values.clone()) if callable(given) else torch.tensor(given)
             toy.bucket.gradient.slots[0].mine.copy_(gradient)
             strategy.gradient_ready(toy.bucket)
-            strategy.step_entered(Step(step, toy.flags, None))
-            toy.bucket.update.hyper = toy.hyper
-            strategy.before_use(toy.bucket)
+            strategy.step_entered(step)
+            strategy.before_use(toy.bucket, UpdateSettings(toy.settings, frozenset()))
             toy.bucket.step += 1
             rounds[step][rank] = toy.values.tolist()
         if keeps_state:
-            strategy.last_state = strategy.gather_state(toy, comm, is_wanted=True)
-        strategy.last = strategy.gather(is_wanted=True)
+            state = whole.gather_state(is_wanted=True)
+            strategy.last_state = state or gather_optimizer_state(toy.slots, toy.buckets)
+        strategy.last = whole.gather(is_wanted=True)
 
     processes = [clock.spawn(f"rank {rank}", live, rank) for rank in range(size)]
 

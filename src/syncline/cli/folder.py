@@ -84,7 +84,7 @@ def resumed_job(job: Job, folder: Path) -> Job:
     what they were, so automatic shards are taken from the folder's job.
     """
     before = read_job(folder / JOB)
-    if job.strategy.shards is None and not job.strategy.is_apart:
+    if job.strategy.shards is None and job.strategy.own.is_synchronous:
         same = msgspec.structs.replace(job.strategy, shards=before.strategy.shards)
         job = msgspec.structs.replace(job, strategy=same)
     for key, old, new in what_changed(before, job):

@@ -20,7 +20,6 @@ from syncline.config import Job, read_job
 from syncline.files import check_can_be_written
 
 if TYPE_CHECKING:
-    from syncline.faults import Conditions
     from syncline.sim.run import Outcome
 
 
@@ -66,11 +65,11 @@ def simulate(
     check_names(job)
     cluster = cluster_of(job.cluster, job.run.ranks, machines)
     conditions = conditions_of(job.cluster, job.run.seed, job.faults)
-    workers = job.strategy.num_workers(cluster.ranks)
+    workers = job.strategy.own.num_workers(cluster.ranks)
     conditions.check(cluster.ranks, cluster.machines, workers=workers)
     if trace is not None:
         check_can_be_written("--trace", trace)
-    outcome = _run(job, cluster, conditions, None if learn else steps, show=not as_json)
+    outcome = _run(job, cluster, None if learn else steps, show=not as_json)
     if trace is not None:
         outcome.trace.write(trace)
     if as_json:
@@ -79,40 +78,18 @@ def simulate(
         print_outcome(job, outcome, trace, Console(highlight=False))
 
 
-def _run(
-    job: Job, cluster: Cluster, conditions: Conditions, steps: int | None, *, show: bool
-) -> Outcome:
-    from syncline.sim.learn import Learning
-    from syncline.sim.run import simulate as run
-    from syncline.strategies import make_strategy
-    from syncline.workload import derive
+def _run(job: Job, cluster: Cluster, steps: int | None, *, show: bool) -> Outcome:
+    """Simulate, with a bar for people; `steps` is None to learn for all of the job's."""
+    from syncline.sim.job import simulate_job
 
-    learning = Learning(job)
-    shards = learning.shards
-    workload = derive(
-        learning.model,
-        learning.data.sample_shape,
-        job.data.batch // shards,
-        cluster.flops_per_s,
-        job.cluster.input_s,
-        job.model.name,
-    )
-    total = learning.order.total if steps is None else steps
-    bytes_ = job.strategy.bucket_bytes
     is_shown = show and sys.stderr.isatty()
     with Progress(console=Console(stderr=True), disable=not is_shown, transient=True) as bar:
-        task = bar.add_task(f"{job.run.ranks} ranks", total=total)
-        return run(
-            workload,
+        task = bar.add_task(f"{job.run.ranks} ranks", total=steps or job.run.steps)
+        return simulate_job(
+            job,
             cluster,
-            lambda: make_strategy(job.strategy.name, job.strategy.settings, job.run.seed),
-            steps=total,
-            shards=shards,
-            bucket_bytes=None if bytes_ == "auto" else bytes_,
-            overlap=job.strategy.overlap is not False,
-            algorithm=job.cluster.algorithm,
-            conditions=conditions,
-            learning=learning if steps is None else None,
+            learns=steps is None,
+            steps=steps or 0,
             on_step=lambda step: bar.update(task, completed=step),
         )
 
@@ -130,13 +107,14 @@ def to_json_dict(job: Job, outcome: Outcome) -> dict[str, Any]:
         "speed_up": outcome.speed_up,
         "efficiency": outcome.efficiency,
         "exposed_communication": outcome.exposed_communication,
-        "sent_bytes_per_machine_and_step": outcome.sent_bytes,
+        "layout": outcome.layout,
+        "sent_bytes": outcome.sent_bytes,
         "wall_s": outcome.wall_s,
         "gone": outcome.gone,
     }
     if outcome.weights_sha256 is not None:
         found |= {
-            "loss": outcome.losses[-1],
+            "loss": outcome.loss,
             "test_loss": outcome.test_loss,
             "accuracy": outcome.accuracy,
             "weights_sha256": outcome.weights_sha256,
@@ -156,14 +134,14 @@ def print_outcome(job: Job, outcome: Outcome, trace: Path | None, console: Conso
     table.add_row("speed-up against it", f"{outcome.speed_up:.2f}")
     table.add_row("efficiency", f"{outcome.efficiency:.1%}")
     table.add_row("exposed communication", f"{outcome.exposed_communication:.1%}")
-    table.add_row("sent by a machine in a step", f"{outcome.sent_bytes / 1e6:.3g} MB")
+    table.add_row("sent by a rank in a step", f"{outcome.sent_bytes / 1e6:.3g} MB")
     if outcome.weights_sha256 is not None:
-        table.add_row("loss of the last step", f"{outcome.losses[-1]:.4f}")
+        table.add_row("loss of the last step", f"{outcome.loss:.4f}")
         if outcome.accuracy is not None:
             table.add_row("accuracy", f"{outcome.accuracy:.2%}")
         table.add_row("weights", outcome.weights_sha256[:16])
     console.print(table)
-    for rank, steps in outcome.gone.items():
-        console.print(f"rank {rank} died at step {steps}; the others went on without it")
+    for rank, how in outcome.gone.items():
+        console.print(f"rank {rank} {how}; the others went on without it")
     if trace is not None:
         console.print(f"trace: {trace}")

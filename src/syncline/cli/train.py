@@ -26,7 +26,7 @@ from syncline.launch.env import World, read_world
 from syncline.launch.local import launch
 from syncline.report.result import print_result
 from syncline.run_folder import finite, has_checkpoint, read_summary
-from syncline.strategy_settings import GO_ON
+from syncline.strategies.registry import STRATEGIES
 
 
 def train(
@@ -64,11 +64,8 @@ def train(
     (--set optimizer.momentum=) the setting is taken out. A sixth table, cluster,
     is for simulations: training takes no notice of it.
 
-    [bold]Strategies[/bold]: synchronous (in every step all ranks average their
-    gradients, and each updates its own share of the weights); gossip (each mixes
-    its weights with a partner's), elastic (springs to a common center) and server
-    (gradients are pushed, weights pulled), where nobody waits. Their settings are
-    in the table strategy.NAME; docs/strategies.md explains them.
+    [bold]Strategies[/bold]: STRATEGY_NAMES. Their settings are in the table
+    strategy.NAME; docs/strategies.md explains them.
 
     [bold]Faults[/bold] on purpose: --set 'faults=[{rank=1, step=5, kind="death"}]'; or
     kind="slow" with factor and steps, kind="pause" with seconds.
@@ -112,6 +109,11 @@ def train(
         _print(summary, folder, as_json)
 
 
+# The help is made from the function's docstring: strategies that are added later appear in it.
+assert train.__doc__ is not None
+train.__doc__ = train.__doc__.replace("STRATEGY_NAMES", ", ".join(STRATEGIES))
+
+
 def check_names(job: Job) -> None:
     """Check model and data as far as that is possible without torch and without reading samples."""
     settings = job.data
@@ -137,7 +139,7 @@ def _checked_for_resume(job: Job, out: Path | None) -> Path:
 
 
 def _is_rank(world: World) -> bool:
-    """Tell a rank from somebody who starts ranks: a Slurm job of one task may well do that."""
+    """Say whether this process is a rank or a launcher: a Slurm job of one task may be either."""
     return world.launcher in ("torchrun", "syncline") or world.size > 1
 
 
@@ -161,7 +163,7 @@ def _launch(
 ) -> dict[str, Any]:
     # stdout belongs to the one JSON object: whatever a rank prints goes to stderr then.
     stdout = sys.stderr.fileno() if as_json else None
-    go_on = job.strategy.name in GO_ON
+    go_on = bool(job.strategy.own.may_lose(job.run.ranks))
     threads = job.run.threads
     load(threads)
     outcome = launch(as_rank, job.run.ranks, threads=threads, stdout=stdout, go_on=go_on)

@@ -246,6 +246,15 @@ def small_sum(comm: Communicator, num_elements: int, dtype: torch.dtype) -> Part
     return Partials([comm.allocate(num_elements, dtype)], cuts, spread, 1.0)
 
 
+def mean_over(comm: Communicator, number: float) -> float:
+    """Return the mean of a number over all ranks. Every rank calls it."""
+    partials = small_sum(comm, 1, torch.float64)
+    partials.slots[0].mine.fill_(number)
+    comm.all_reduce(partials)
+    comm.barrier()  # peers have read this rank's number
+    return float(partials.result) / comm.size
+
+
 def exchange_bytes(comm: Communicator, mine: bytes) -> list[bytes]:
     """Give every rank the small message of every other, by position. For set-up, not for speed."""
     sizes = torch.zeros(comm.size, dtype=torch.int64)

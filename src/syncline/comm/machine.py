@@ -147,7 +147,7 @@ class Bell:
 
 
 def _refuse_what_does_not_fit(size_bytes: int) -> None:
-    """Say no while it is cheap: memory that is not there kills the process at first touch."""
+    """Refuse more than the free memory: else the process is killed when it first writes there."""
     with open("/proc/meminfo") as file:
         fields = dict(line.split(":", 1) for line in file)
     available_bytes = int(fields["MemAvailable"].split()[0]) * 1024

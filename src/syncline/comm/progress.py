@@ -45,7 +45,8 @@ class ProgressBoard:
         os.ftruncate(file, local_size * _PLACE_BYTES)
         return file
 
-    def write(self, phase: str, bucket: int = -1) -> None:
+    def write(self, phase: str, bucket: int = -1, step: int = -1) -> None:
+        """Say what this rank does now. The board tells how many steps it has taken, not `step`."""
         self._num_phases += 1
         number = _NUMBER_OF[phase]
         _RECORD.pack_into(self._map, self._offset, self.step, bucket, number, self._num_phases)

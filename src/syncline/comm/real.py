@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -35,14 +35,28 @@ class RealCommunicator(ABC):
         self._is_part = False
         self._is_closed = False
 
+    # These three are a step's: they are written out, without a call that they could share.
+
     def reduce_scatter(self, partials: Partials) -> None:
-        self._run(partials.plans, "reduce_scatter", self.plan_reduce_scatter, partials)
+        plan = partials.plans.get("reduce_scatter")
+        if plan is None:
+            plan = partials.plans["reduce_scatter"] = self.plan_reduce_scatter(partials)
+        self.traffic.add(self.hub.channel, "reduce_scatter", plan.num_bytes)
+        plan.run("reduce_scatter")
 
     def all_gather(self, strips: Strips) -> None:
-        self._run(strips.plans, "all_gather", self.plan_all_gather, strips)
+        plan = strips.plans.get("all_gather")
+        if plan is None:
+            plan = strips.plans["all_gather"] = self.plan_all_gather(strips)
+        self.traffic.add(self.hub.channel, "all_gather", plan.num_bytes)
+        plan.run("all_gather")
 
     def all_reduce(self, partials: Partials) -> None:
-        self._run(partials.plans, "all_reduce", self.plan_all_reduce, partials)
+        plan = partials.plans.get("all_reduce")
+        if plan is None:
+            plan = partials.plans["all_reduce"] = self.plan_all_reduce(partials)
+        self.traffic.add(self.hub.channel, "all_reduce", plan.num_bytes)
+        plan.run("all_reduce")
 
     def reduce(self, partials: Partials, root: int) -> None:
         plan = self.plan_reduce(partials, root)
@@ -56,15 +70,6 @@ class RealCommunicator(ABC):
     def barrier(self) -> None:
         self.traffic.add(self.hub.channel, "barrier", 0)
         self.meet("barrier")
-
-    def _run(
-        self, plans: dict[str, Any], what: str, prepare: Callable[[Any], Prepared], argument: Any
-    ) -> None:
-        plan = plans.get(what)
-        if plan is None:
-            plan = plans[what] = prepare(argument)
-        self.traffic.add(self.hub.channel, what, plan.num_bytes)
-        plan.run(what)
 
     @abstractmethod
     def plan_reduce_scatter(self, partials: Partials) -> Prepared: ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -24,10 +26,29 @@ class Traffic:
 
     def __init__(self) -> None:
         self.sent_bytes = 0
+        self._apart_bytes = 0
+        self._depth = 0
         self.log: list[Sent] | None = None
-        """Set this to a list to have every collective and call noted, in order."""
+        """Set this to a list to have every collective and call of a step noted, in order."""
+
+    @property
+    def step_bytes(self) -> int:
+        """What was sent in steps: all but what was sent inside `apart`."""
+        return self.sent_bytes - self._apart_bytes
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Do not count as a step's what is sent inside: set-up, evaluation, saving."""
+        before = self.sent_bytes
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._apart_bytes += self.sent_bytes - before
 
     def add(self, channel: int, what: str, num_bytes: int) -> None:
         self.sent_bytes += num_bytes
-        if self.log is not None:
+        if self.log is not None and not self._depth:
             self.log.append(Sent(channel, what, num_bytes))

@@ -110,6 +110,27 @@ class Spread:
         return max(plan_leaves(nodes)[1] for nodes in self.nodes)
 
 
+def spread_over(counts: Sequence[int], order: Sequence[int], ranks: Sequence[int]) -> Spread:
+    """Spread shards over ranks: `counts[k]` of them to `order[k]`, in that order.
+
+    `ranks` are given by position. Where no rank has any, there is one shard that is nobody's.
+    """
+    return _spread_over(tuple(counts), tuple(order), tuple(ranks))
+
+
+@lru_cache(maxsize=64)
+def _spread_over(counts: tuple[int, ...], order: tuple[int, ...], ranks: tuple[int, ...]) -> Spread:
+    shards = max(1, sum(counts))
+    ranges: dict[int, Node] = {}
+    low = 0
+    for rank, count in zip(order, counts, strict=True):
+        ranges[rank] = (low, low + count)
+        low += count
+    if not low:
+        ranges[order[0]] = (0, 1)  # its term is whatever the memory holds
+    return Spread(shards, tuple(tuple(cover((0, shards), *ranges[rank])) for rank in ranks))
+
+
 @lru_cache(maxsize=64)
 def _spread_evenly(shards: int, ranks: tuple[int, ...]) -> Spread:
     order = {rank: place for place, rank in enumerate(sorted(ranks))}

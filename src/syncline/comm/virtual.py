@@ -21,6 +21,7 @@ from syncline.cluster import Cluster
 from syncline.comm.alone import Alone
 from syncline.comm.base import Communicator, Memory, Partials, Strips, check_owner
 from syncline.comm.cost import Phase
+from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.shape import Machines, by_machine, choose, kind_of
 from syncline.comm.traffic import Traffic
 from syncline.comm.virtual_group import (
@@ -85,8 +86,6 @@ class VirtualWorld:
         for rank in range(cluster.ranks):
             rates["inside", rank] = cluster.inside.rate_bytes_per_s
         self.links = Links(clock, rates)
-        self.cuts: dict[tuple[tuple[int, ...], int, int], tuple[int, ...]] = {}
-        """Where a group cuts a bucket into strips: worked out by the first rank that asks."""
         machines = by_machine(range(cluster.ranks), cluster.ranks_per_machine)
         self._everybody = VirtualGroup(self, machines)
 
@@ -146,7 +145,6 @@ class VirtualComm:
     """What one virtual rank holds of a group."""
 
     name = "virtual"
-    num_channels = 1
 
     def __init__(self, group: VirtualGroup, me: Endpoint) -> None:
         self._group = group
@@ -157,6 +155,8 @@ class VirtualComm:
         self.size = group.size
         self.machines = group.machines
         self.num_machines = len(group.machines)
+        # As many as a real network has: layouts depend on it.
+        self.num_channels = NUM_CHANNELS if self.num_machines > 1 else 1
         self.position = group.ranks.index(me.rank)
         self._num_met: Counter[int] = Counter()
         """How many collectives this rank has come to, by channel."""

@@ -32,7 +32,7 @@ class Asked:
     got: torch.Tensor | None = None
 
     def is_over(self) -> bool:
-        return self.done.is_set
+        return self.done.is_set()
 
     def wait(self) -> int:
         self.done.wait(self.why)
@@ -116,8 +116,9 @@ class VirtualWindow:
 
         def serve() -> None:
             call = Call.of(rank, values, out, note)
-            with torch.no_grad():
-                result = owner.functions[function](call)
+            # Not under no_grad: what is served may take virtual time, and the mode would stay on
+            # for whoever runs meanwhile. The memory that is served needs no gradient.
+            result = owner.functions[function](call)
             owner._me.look_up(self._world.clock)
             if is_mine:
                 self._answer(asked, result)

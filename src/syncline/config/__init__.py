@@ -29,7 +29,7 @@ from syncline.config.settings import (
 )
 from syncline.config.words import printable
 from syncline.config.writing import job_to_toml
-from syncline.strategy_settings import SETTINGS as STRATEGIES
+from syncline.strategies.registry import STRATEGIES
 
 __all__ = [
     "STRATEGIES",

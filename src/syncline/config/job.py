@@ -13,8 +13,8 @@ from syncline.config.rules import (
     check_image_size,
     check_length,
     check_optimizer,
-    check_period,
     check_shards,
+    check_strategy,
     check_warmup,
 )
 from syncline.config.settings import (
@@ -28,7 +28,6 @@ from syncline.config.settings import (
 )
 from syncline.errors import ConfigError
 from syncline.faults import Fault
-from syncline.strategy_settings import OwnSettings
 
 
 class Job(Table, frozen=True, kw_only=True):
@@ -69,10 +68,10 @@ class Job(Table, frozen=True, kw_only=True):
                 "run.ranks", f"got {ranks}", "a world has at least one rank", "Use 1 or more."
             )
         self.check()
-        own, workers = self.strategy.settings, self.strategy.num_workers(ranks)
-        if isinstance(own, OwnSettings):
-            own.check(ranks)
-            check_period(self.strategy.name, own, self.run.steps)
+        own = self.strategy.own
+        workers = own.num_workers(ranks)
+        own.check(ranks)
+        check_strategy(self.strategy, self.run.steps)
         check_shards(self.data.batch, self.strategy.shards, ranks, workers)
         shards = workers if self.strategy.shards is None else self.strategy.shards
         return msgspec.structs.replace(
@@ -123,7 +122,7 @@ def what_changed(before: Job, now: Job) -> Iterator[tuple[str, Any, Any]]:
         if table == "faults":
             continue
         may_change = _MAY_CHANGE.get(table, set())
-        if table == "strategy" and now.strategy.is_apart:
+        if table == "strategy" and not now.strategy.own.is_synchronous:
             may_change = {"shards", "settings", *may_change}
             was, is_now = before.strategy.settings, now.strategy.settings
             if type(was) is type(is_now):

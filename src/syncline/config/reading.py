@@ -14,7 +14,8 @@ from syncline.config.convert import convert_table, table_rule
 from syncline.config.job import KEYS, Job
 from syncline.config.words import any_of, did_you_mean, found, printable, shown
 from syncline.errors import ConfigError
-from syncline.strategy_settings import SETTINGS as STRATEGIES
+from syncline.strategies.registry import STRATEGIES
+from syncline.strategies.settings import OwnSettings
 
 
 def read_job(path: str | Path, sets: Sequence[str] = ()) -> Job:
@@ -157,7 +158,7 @@ def _job_from(raw: dict[str, Any], source: str, from_sets: set[str]) -> Job:
     )
 
 
-def _own_settings(strategy: dict[str, Any], from_sets: set[str]) -> msgspec.Struct | None:
+def _own_settings(strategy: dict[str, Any], from_sets: set[str]) -> OwnSettings | None:
     """Read [strategy.NAME] of the chosen strategy; refuse that of any other."""
     chosen = strategy.get("name", "synchronous")
     if not isinstance(chosen, str) or chosen not in STRATEGIES:
@@ -171,8 +172,8 @@ def _own_settings(strategy: dict[str, Any], from_sets: set[str]) -> msgspec.Stru
                 "settings of a strategy that is not chosen have no effect",
                 f'Remove them, or choose strategy.name = "{name}".',
             )
-    kind = STRATEGIES[chosen]
-    if kind is not None:
+    kind = STRATEGIES[chosen].settings
+    if kind.__struct_fields__:
         return convert_table(kind, strategy.get(chosen, {}), f"strategy.{chosen}", from_sets)
     if chosen in strategy:
         raise ConfigError(

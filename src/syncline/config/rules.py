@@ -16,11 +16,11 @@ from syncline.config.settings import (
     ModelSettings,
     OptimizerSettings,
     RunSettings,
+    StrategySettings,
 )
 from syncline.config.words import any_of, did_you_mean, listed, printable, shown
 from syncline.errors import ConfigError
 from syncline.faults import ANY_RANK, Fault
-from syncline.strategy_settings import OwnSettings
 
 _SUGGESTIONS = 4  # numbers offered in an error: enough to choose from, and still one line
 
@@ -166,15 +166,29 @@ def _check_fault(key: str, fault: Fault) -> None:
             raise _without_effect(f"{key}.{field.name}", value, when, f'kind = "{owner}"')
 
 
-def check_period(name: str, own: OwnSettings, steps: int | None) -> None:
-    """Check that ranks exchange at least once in a run of `steps` (None: not known yet)."""
-    if steps is not None and own.period > steps:
+def check_strategy(strategy: StrategySettings, steps: int | None) -> None:
+    """Check a strategy's settings against the others'; `steps` is the run's, if known."""
+    own, name = strategy.own, strategy.name
+    period = own.steps_between_exchanges
+    if steps is not None and period > steps:
         raise ConfigError(
             f"strategy.{name}.period",
-            f"got {own.period} with run.steps = {steps}",
+            f"got {period} with run.steps = {steps}",
             "ranks would never exchange anything",
             f"Use at most {steps}.",
         )
+    for setting, is_fixed, rule in (
+        ("overlap", own.fixes_overlap, "says itself when ranks exchange"),
+        ("bucket_bytes", own.fixes_buckets, "says itself where buckets end"),
+    ):
+        value = getattr(strategy, setting)
+        if is_fixed and value != "auto":
+            raise ConfigError(
+                f"strategy.{setting}",
+                f"got {shown(value)} with strategy.name = {shown(name)}",
+                f"this strategy {rule}",
+                f"Remove it (on the command line: --set strategy.{setting}=).",
+            )
 
 
 def check_shards(batch: int, shards: int | None, ranks: int, workers: int) -> None:

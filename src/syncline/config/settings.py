@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from syncline.faults import Fault, LinkChange
-from syncline.strategy_settings import OwnSettings
+from syncline.strategies.registry import STRATEGIES
+from syncline.strategies.settings import OwnSettings
 
 Option = bool | int | float | str | tuple[int, ...]
 """A value in model.options. Each model checks its own."""
@@ -115,16 +116,12 @@ class StrategySettings(Table, frozen=True, kw_only=True):
     bucket_bytes: Annotated[int, Meta(ge=1, examples=[4194304])] | Literal["auto"] = "auto"
     overlap: bool | Literal["auto"] = "auto"
     comm: Literal["auto", "shared_memory", "network"] = "auto"
-    settings: msgspec.Struct | None = None
+    settings: OwnSettings | None = None
 
     @property
-    def is_apart(self) -> bool:
-        """Whether each rank trains its own replica: then shards do not fix the arithmetic."""
-        return isinstance(self.settings, OwnSettings)
-
-    def num_workers(self, ranks: int) -> int:
-        """Return how many ranks compute gradients: the first so many."""
-        return self.settings.num_workers(ranks) if isinstance(self.settings, OwnSettings) else ranks
+    def own(self) -> OwnSettings:
+        """The strategy's own settings, also where it has none to set."""
+        return self.settings or STRATEGIES[self.name].settings()
 
 
 class RunSettings(Table, frozen=True, kw_only=True):
@@ -153,9 +150,10 @@ class ClusterSettings(Table, frozen=True, kw_only=True):
     """The hardware to simulate; training ignores it.
 
     `preset` names a cluster; what is not None replaces a number of it. `machines` is None for one
-    rank on each machine. `input_s` is the time to load one rank's samples of a step. `algorithm` is
-    how machines exchange gradients. `jitter` is a random factor on the compute of each step.
-    `slow_ranks` maps the number of a rank to a factor on its compute in all steps.
+    rank on each machine, `cores` for as many as a machine has ranks. `input_s` is the time to load
+    one rank's samples of a step. `algorithm` is how machines exchange gradients. `jitter` is a
+    random factor on the compute of each step. `slow_ranks` maps the number of a rank to a factor on
+    its compute in all steps.
     """
 
     preset: str = "1gbit"
@@ -166,6 +164,7 @@ class ClusterSettings(Table, frozen=True, kw_only=True):
     inside_rate_bytes_per_s: Annotated[float, Meta(gt=0, examples=[6e9])] | None = None
     flops_per_s: Annotated[float, Meta(gt=0, examples=[5e10])] | None = None
     update_bytes_per_s: Annotated[float, Meta(gt=0, examples=[6e9])] | None = None
+    cores: Annotated[int, Meta(ge=1, examples=[8])] | None = None
     input_s: Annotated[float, Meta(ge=0, examples=[0.01])] = 0.0
     algorithm: Literal["direct", "ring"] = "direct"
     jitter: Literal["none", "lognormal", "exponential"] = "none"

@@ -3,29 +3,26 @@
 Parameters lie in the order in which forward first uses them, each on a 128-byte boundary, so that
 the arithmetic on a parameter does not depend on where it lies. Strips are cut only between
 parameters or at whole blocks from a parameter's start: a block is updated, and its norm taken,
-by the same instructions whoever owns it. Layout is a pure function of sizes.
+by the same instructions whoever owns it. `layout.py` says what lies where.
+
+A bucket has two memories: what forward and backward read (`in_use`), and what ranks exchange
+(`parameters`). In most cases they coincide.
 """
 
 from __future__ import annotations
 
-import threading
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from syncline.comm.base import Memory, Partials, Strips
-from syncline.comm.hub import ALONE
-from syncline.comm.tree import LeafPlan, Spread
-
-ALIGN_BYTES = 128
-BLOCK_ELEMENTS = 1024
-"""Strips and norms are cut at multiples of this from a parameter's start."""
-
-SMALLEST_BUCKET_BYTES = 256 << 10
-LARGEST_BUCKET_BYTES = 16 << 20
+from syncline.comm.base import Communicator, Partials, Strips
+from syncline.comm.tree import LeafPlan
+from syncline.contract import Family, GroupSettings, UpdateSettings
+from syncline.engine.layout import BLOCK_ELEMENTS, Layout, Place
+from syncline.engine.share import Part
+from syncline.sizes import Size
 
 
 @dataclass(eq=False)
@@ -39,7 +36,7 @@ class Slot:
     offset: int = 0
     bucket: Bucket | None = None
     gradients: list[torch.Tensor] = field(default_factory=list)
-    """Views of the gradient's slots, shaped as the parameter."""
+    """Views of the gradient's partial sums, shaped as the parameter."""
     fired: int = 0
     """Gradients that autograd delivered in this shard."""
     expected: int = 1
@@ -53,33 +50,46 @@ class Slot:
     def __post_init__(self) -> None:
         self.num_elements = self.parameter.numel()
 
+    def size(self, *, is_used: bool = True) -> Size:
+        """Return the facts that plans and layouts are made from."""
+        dtype = self.parameter.dtype
+        name = str(dtype).removeprefix("torch.")
+        return Size(self.name, self.number, self.num_elements, dtype.itemsize, name, is_used)
 
-class Update(Protocol):
+
+class StripOptimizer(Protocol):
     """The user's optimizer on one strip, with the state that it keeps for it."""
 
-    hyper: list[dict[str, Any]]
-    """The settings of each parameter group for the next run."""
+    settings: GroupSettings
+    """Those of each parameter group when it was made."""
 
-    @property
-    def without(self) -> Set[int]:
-        """The parameters that are left out."""
+    def run(self, update: UpdateSettings) -> None:
+        """Update the strip with the settings of one step."""
 
-    def run(self) -> None: ...
-
-    def keep(self) -> None:
-        """Remember the state, so that the next run can be undone."""
+    def keep(self, without: frozenset[int]) -> None:
+        """Remember the state, so that the next run, without some parameters, can be undone."""
 
     def undo(self) -> None:
-        """Go back to the state that was kept. The parameters are the caller's business."""
-
-    def leave_out(self, numbers: Set[int]) -> None:
-        """Do not touch these parameters in the next run: no rank has a gradient for them."""
+        """Go back to the state that was kept. The caller puts the parameters back."""
 
     def held_of(self, slot: Slot) -> Iterator[tuple[int, int, dict[str, Any]]]:
         """Yield what is held of a parameter: first and last element in the bucket, and state."""
 
     def load_state(self, slot: Slot, state: dict[str, Any]) -> None:
         """Take this strip's part of a parameter's whole state."""
+
+
+class Event(Protocol):
+    """Something that has happened or not: a thread's, or the virtual clock's."""
+
+    def is_set(self) -> bool: ...
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def wait_for(self, why: Callable[[], str]) -> None:
+        """Wait until it is set; `why` says for people what for."""
 
 
 @dataclass(eq=False)
@@ -90,50 +100,77 @@ class Bucket:
     slots: list[Slot]
     num_elements: int
     dtype: torch.dtype
-    parameters: Strips = field(init=False)
+    family: Family
+    channel: int
+    part: Part
+    """This rank's part in the sums of the group that holds these parameters."""
+    parameters: Strips
     """What the update writes and ranks exchange."""
-    in_use: Strips | None = None
-    """What forward and backward read, where updates are taken early; else `parameters` itself."""
-    gradient: Partials = field(init=False)
+    gradient: Partials
+    ready: Event
+    """Set when the parameters may be read."""
+    comm: Communicator = field(init=False)
+    """The ranks that hold these parameters and add up their gradients."""
+    in_use: Strips = field(init=False)
+    """What forward and backward read: `parameters`, unless updates are taken early."""
+    has_copy: bool = False
+    """Whether `in_use` is another memory than `parameters`."""
+    gather_channel: int = field(init=False)
+    optimizer: StripOptimizer = field(init=False)
+    ends_lending: bool = field(init=False)
+    """Whether its exchange in a step ends with memory that peers may still read."""
+    scale: float = field(init=False)
+    """The factor that makes a mean of a sum over the group's shards."""
+    leaf: LeafPlan = field(init=False)
+    """Where the gradient of the present shard goes."""
     step: int = 0
+    """The number of the step that its next update belongs to."""
     untaken: int = 0
+    """Gradients of its parameters that are still to come in this shard."""
     is_reduced: bool = False
     is_early: bool = False
     """Whether the parameters hold an update that `step()` has not asked for yet."""
     is_in_flight: bool = False
-    channel: int = ALONE
-    gather_channel: int = ALONE
-    ready: threading.Event = field(default_factory=threading.Event)
-    update: Update = field(init=False)
+    """Whether its parameters have to be waited for before they are read."""
 
-    def update_strip(self) -> None:
-        """Run the user's optimizer on this rank's strip."""
-        self.update.run()
+    def __post_init__(self) -> None:
+        self.comm = self.part.comm
+        is_common = self.parameters.memory.is_common
+        self.ends_lending = self.family.updates == "each" or not is_common
+        self.in_use = self.parameters
+        self.gather_channel = self.channel
+        self.scale = self.part.scale
+        self.untaken = len(self.slots)
+        for slot in self.slots:
+            slot.bucket = self
+            if not self.gradient.slots[0].mine.is_meta:  # else there is no gradient to take
+                slot.gradients = [view_of(each.mine, slot) for each in self.gradient.slots]
 
     @property
     def size_bytes(self) -> int:
         return self.num_elements * self.dtype.itemsize
 
+    @property
+    def owned(self) -> tuple[int, int]:
+        """The elements that this rank's optimizer updates: first, and one past the last."""
+        if self.family.updates == "each":
+            return 0, self.num_elements
+        low, high = self.parameters.cuts[self.comm.position : self.comm.position + 2]
+        return low, high
 
-@dataclass(eq=False)
-class Step:
-    """What belongs to a step as a whole and to no bucket."""
-
-    number: int
-    flags: Partials
-    """Small numbers, summed over ranks: which parameters have a gradient, whether buffers changed,
-    the shards' losses."""
-    statistics: Partials | None
-    """Running statistics of norm layers, averaged over shards."""
+    @property
+    def summed(self) -> torch.Tensor:
+        """The gradient that the optimizer reads, laid out as the bucket; right where owned."""
+        each = self.family.updates == "each"
+        return self.gradient.result if each else self.gradient.slots[0].mine
 
 
-def choose_bucket_bytes(total_bytes: int) -> int:
-    """Choose a size: about sixteen buckets, none too small to be worth a message.
-
-    >>> choose_bucket_bytes(45_000_000 * 4) // 2**20
-    10
-    """
-    return min(max(total_bytes // 16, SMALLEST_BUCKET_BYTES), LARGEST_BUCKET_BYTES)
+def slots_at(place: Place, slots: Sequence[Slot]) -> list[Slot]:
+    """Return the slots of a bucket to be, and tell each its offset."""
+    mine = [slots[number] for number in place.numbers]
+    for slot, offset in zip(mine, place.offsets, strict=True):
+        slot.offset = offset
+    return mine
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -159,7 +196,8 @@ def view_of(flat: torch.Tensor, slot: Slot) -> torch.Tensor:
 def add_gradient(slot: Slot, plan: LeafPlan, gradient: torch.Tensor | None, scale: float) -> None:
     """Move a shard's gradient into flat memory and add it to the rank's partial sums.
 
-    The mean's factor goes in here, where the gradient is copied anyway: no pass of its own.
+    `plan` and `scale` are the bucket's. The mean's factor goes in here, where the gradient is
+    copied anyway: no pass of its own.
     """
     target = slot.gradients[plan.slot]
     if gradient is None:
@@ -175,71 +213,9 @@ def add_gradient(slot: Slot, plan: LeafPlan, gradient: torch.Tensor | None, scal
         slot.gradients[into].add_(slot.gradients[from_])
 
 
-def cut_buckets(slots: Sequence[Slot], bucket_bytes: int, first_index: int = 0) -> list[Bucket]:
-    """Fill buckets with slots in order; a bucket holds one type and is closed when full."""
-    buckets: list[Bucket] = []
-    current: list[Slot] = []
-    used = 0
-
-    def close() -> None:
-        nonlocal current, used
-        if current:
-            index = first_index + len(buckets)
-            bucket = Bucket(index, current, used, current[0].parameter.dtype)
-            for slot in current:
-                slot.bucket = bucket
-            buckets.append(bucket)
-        current, used = [], 0
-
-    for slot in slots:
-        dtype = slot.parameter.dtype
-        if current and (
-            dtype != current[0].parameter.dtype
-            or (used + slot.num_elements) * dtype.itemsize > bucket_bytes
-        ):
-            close()
-        align = ALIGN_BYTES // dtype.itemsize
-        slot.offset = used
-        used += -(-slot.num_elements // align) * align
-        current.append(slot)
-    close()
-    return buckets
-
-
-def place(
-    bucket: Bucket, parameters: Memory, slots: list[Memory], cuts: tuple[int, ...], spread: Spread
-) -> None:
-    """Give a bucket its memory: parameters, and a slot for each partial sum of the gradient."""
-    bucket.parameters = Strips(parameters, cuts)
-    bucket.gradient = Partials(slots, cuts, spread, 1.0)
-    for slot in bucket.slots:
-        slot.gradients = [view_of(each.mine, slot) for each in slots]
-
-
-def cut_strips(
-    bucket: Bucket, size: int, *, inside_parameters: bool, num_owners: int | None = None
-) -> tuple[int, ...]:
-    """Cut a bucket into `size` strips, as equal as the allowed places permit.
-
-    With `inside_parameters` a strip may end at any whole block of a parameter; without, only
-    between parameters, for optimizers that need to see a parameter whole. With `num_owners` only
-    the first so many get anything.
-    """
-    allowed: list[int] = []
-    for slot in bucket.slots:
-        allowed.append(slot.offset)
-        if inside_parameters:
-            more = range(BLOCK_ELEMENTS, slot.num_elements, BLOCK_ELEMENTS)
-            allowed.extend(slot.offset + at for at in more)
-    allowed.append(bucket.num_elements)
-    cuts = [0]
-    num_owners = num_owners or size
-    for position in range(1, num_owners):
-        ideal = bucket.num_elements * position / num_owners
-        at = bisect_left(allowed, ideal)
-        near = [allowed[i] for i in (at - 1, at) if 0 <= i < len(allowed)]
-        cuts.append(max(cuts[-1], min(near, key=lambda place: abs(place - ideal))))
-    return (*cuts, *[bucket.num_elements] * (1 + size - num_owners))
+def spans_of(bucket: Bucket) -> tuple[tuple[int, int], ...]:
+    """Return the offset and the size of each parameter."""
+    return tuple((slot.offset, slot.num_elements) for slot in bucket.slots)
 
 
 @dataclass(frozen=True)
@@ -263,3 +239,8 @@ def pieces_of(bucket: Bucket, start: int, stop: int) -> Iterable[Piece]:
         last = min(stop, slot.offset + slot.num_elements)
         if first < last:
             yield Piece(slot, first, last)
+
+
+def send_order(layout: Layout, buckets: Sequence[Bucket]) -> list[Bucket]:
+    """Return the buckets in the order in which their gradients are exchanged."""
+    return [buckets[index] for index in layout.send_order]

@@ -7,7 +7,7 @@ averaged over all shards along the fixed tree, as gradients are; other buffers a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -34,43 +34,41 @@ def load_flat_buffers(model: nn.Module, flat: torch.Tensor) -> None:
             at += buffer.numel()
 
 
+def find_statistics(model: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the running statistics of a model's norm layers, and their counters of batches."""
+    statistics: dict[int, torch.Tensor] = {}
+    counters: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        if isinstance(module, _NormBase):
+            for name, buffer in module.named_buffers(recurse=False):
+                if name == "num_batches_tracked":
+                    counters[id(buffer)] = buffer
+                elif name in _STATISTICS and buffer.is_floating_point():
+                    statistics[id(buffer)] = buffer
+    return list(statistics.values()), list(counters.values())
+
+
 class Buffers:
     """The buffers of a model: statistics in flat memory of their own, the others where they are."""
 
-    def __init__(
-        self, model: nn.Module, comm: Communicator, spread: Spread, num_slots: int
-    ) -> None:
+    def __init__(self, model: nn.Module, comm: Communicator, spread: Spread) -> None:
+        """`comm` and `spread` are those of the ranks that take each step together."""
         self.statistics: Partials | None = None
-        self.others: list[torch.Tensor] = []
-        self._norms: list[torch.Tensor] = []
-        seen: set[int] = set()
-        for module in model.modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                if id(buffer) in seen:
-                    continue
-                seen.add(id(buffer))
-                is_statistic = isinstance(module, _NormBase) and name in _STATISTICS
-                if is_statistic and buffer.is_floating_point():
-                    self._norms.append(buffer)
-                elif not (isinstance(module, _NormBase) and name == "num_batches_tracked"):
-                    self.others.append(buffer)
-        self._counters = [
-            module.num_batches_tracked
-            for module in model.modules()
-            if isinstance(module, _NormBase) and module.num_batches_tracked is not None
-        ]
-        self._lay_out(comm, spread, num_slots)
+        self._norms, self._counters = find_statistics(model)
+        known = {id(buffer) for buffer in (*self._norms, *self._counters)}
+        self.others = [buffer for buffer in model.buffers() if id(buffer) not in known]
+        self._lay_out(comm, spread)
         self._small = [*self._counters, *self.others]
         self._start_small: list[torch.Tensor] = []
         self._after_shard_0: list[torch.Tensor] = []
         self.begin_step()
 
-    def _lay_out(self, comm: Communicator, spread: Spread, num_slots: int) -> None:
+    def _lay_out(self, comm: Communicator, spread: Spread) -> None:
         if not self._norms:
             return
         dtype = self._norms[0].dtype
         total = sum(buffer.numel() for buffer in self._norms)
-        slots = [comm.allocate(total, dtype) for _ in range(num_slots)]
+        slots = [comm.allocate(total, dtype) for _ in range(spread.num_slots)]
         cuts = even_cuts(total, comm.size)
         self.statistics = Partials(slots, cuts, spread, 1.0 / spread.shards)
         self._current = torch.empty(total, dtype=dtype)
@@ -89,6 +87,16 @@ class Buffers:
             buffer._version != version
             for buffer, version in zip(self.others, self._versions, strict=True)
         )
+
+    def counts(self) -> list[float]:
+        """Return how many batches each norm layer has seen."""
+        return [float(counter) for counter in self._counters]
+
+    def hear_counts(self, told: Sequence[float]) -> None:
+        """Take over what a rank that computes has counted; it stands at the end of what is told."""
+        if self._counters:
+            for counter, count in zip(self._counters, told[-len(self._counters) :], strict=True):
+                counter.fill_(int(count))
 
     def begin_step(self) -> None:
         """Remember where every shard of the step starts from."""
@@ -121,7 +129,7 @@ class Buffers:
     def end_step(self, comm: Communicator, others_changed: bool) -> Iterator[None]:
         """Take over the averaged statistics, and shard 0's other buffers. Comm lane.
 
-        A generator that stops after each wait, for whoever lends the model out meanwhile.
+        Yields after each wait: in a simulation another rank may have used the model meanwhile.
         """
         if self.statistics is not None:
             self._current.copy_(self.statistics.result)

@@ -14,43 +14,54 @@ from itertools import accumulate
 import torch
 
 from syncline.comm.base import Communicator, small_sum
-from syncline.engine.bucket import BLOCK_ELEMENTS, Bucket, Slot, pieces_of
+from syncline.engine.bucket import Bucket, Slot, pieces_of
+from syncline.engine.layout import BLOCK_ELEMENTS
 
 
 class Norm:
-    """The norm of all gradients of a replica, once every bucket has been reduced."""
+    """The norm of all gradients, once every bucket has been reduced. `comm` is the step group's."""
 
     def __init__(
         self, slots: Sequence[Slot], buckets: Sequence[Bucket], comm: Communicator
     ) -> None:
-        counts = [-(-slot.num_elements // BLOCK_ELEMENTS) for slot in slots]
-        firsts = [0, *accumulate(counts)]
+        firsts = [0, *accumulate(map(num_blocks, slots))]
         self._comm = comm
+        self._is_closed_here = not any(bucket.comm is comm for bucket in buckets)
         self._squares = small_sum(comm, firsts[-1], torch.float64)
-        self._mine: list[tuple[torch.Tensor, int]] = []
-        """What this rank owns: a piece of gradient and the number of its first block."""
+        self._counted: list[tuple[torch.Tensor, int]] = []
+        """What this rank contributes: a piece of gradient and the number of its first block."""
+        self._scaled: list[torch.Tensor] = []
+        """What this rank's optimizer will read: more than it counts, where each updates all."""
         for bucket in buckets:
-            gradient = bucket.gradient.slots[0].mine
-            low, high = bucket.gradient.cuts[comm.position : comm.position + 2]
-            for piece in pieces_of(bucket, low, high):
+            gradient, position = bucket.summed, bucket.comm.position
+            for piece in pieces_of(bucket, *bucket.gradient.cuts[position : position + 2]):
                 at = firsts[piece.slot.number] + piece.first_block
-                self._mine.append((gradient[piece.start : piece.stop], at))
+                self._counted.append((gradient[piece.start : piece.stop], at))
+            pieces = pieces_of(bucket, *bucket.owned)
+            self._scaled += [gradient[piece.start : piece.stop] for piece in pieces]
 
     def clip(self, max_norm: float) -> torch.Tensor:
-        """Scale this rank's strips to the norm; return the norm before. A collective."""
+        """Scale the gradients that this rank uses; return the norm before. A collective."""
         squares = self._squares.slots[0].mine
         # The last all_reduce lent this memory; the gathers after it have returned since.
         squares.zero_()
-        for values, at in self._mine:
+        for values, at in self._counted:
             sums = block_squares(values)
             squares[at : at + sums.numel()] = sums
         self._comm.all_reduce(self._squares)
+        if self._is_closed_here:
+            self._comm.end_lending()
         norm = self._squares.result.sum().sqrt().to(torch.float32)
         scale = float(max_norm / (norm + 1e-6))
         if scale < 1.0:
-            for values, _ in self._mine:
+            for values in self._scaled:
                 values.mul_(scale)
         return norm
+
+
+def num_blocks(slot: Slot) -> int:
+    """Return how many blocks a parameter has, each of which has a norm."""
+    return -(-slot.num_elements // BLOCK_ELEMENTS)
 
 
 def block_squares(values: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from syncline.comm.hub import ALONE, Hub
 T = TypeVar("T")
 
 _LOOK_S = 0.1
-"""How often whoever waits looks whether waiting still makes sense."""
+"""Seconds between two checks, by a waiting hook, whether its peers still live."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -1,4 +1,4 @@
-"""What a parameter is while its bucket is away: it waits at first touch, and guards its gradient.
+"""The class of a parameter while its gradient or its new value is with the comm lane.
 
 A parameter changes its class for a while, in place:
 
@@ -68,6 +68,12 @@ def take_grad(parameter: torch.Tensor) -> torch.Tensor | None:
         gradient = _GRAD.__get__(parameter)
         _GRAD.__set__(parameter, None)
     return gradient
+
+
+def put_grad(parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    """Set `.grad` whatever the parameter's class."""
+    with torch._C.DisableTorchFunctionSubclass():
+        _GRAD.__set__(parameter, gradient)
 
 
 _VERSION: Any = torch.Tensor._version

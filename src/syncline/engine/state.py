@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import torch
 
+from syncline.comm.alone import Alone
 from syncline.comm.base import Communicator, exchange_bytes
 from syncline.comm.window import Call
 from syncline.engine.bucket import Bucket, Slot
-from syncline.engine.update import flatten_like
+from syncline.engine.optimizer import flatten_like
 
 State = dict[str, dict[str, Any]]
 """By parameter name and by the optimizer's own keys."""
@@ -37,7 +38,7 @@ def _held(bucket: Bucket) -> list[tuple[_Entry, torch.Tensor | None]]:
     """List what this rank's strip of a bucket holds, in a fixed order."""
     found: list[tuple[_Entry, torch.Tensor | None]] = []
     for slot in bucket.slots:
-        for first, last, state in bucket.update.held_of(slot):
+        for first, last, state in bucket.optimizer.held_of(slot):
             start, stop = first - slot.offset, last - slot.offset
             for key, value in sorted(state.items()):
                 entry = _Entry(slot.name, start, stop, key)
@@ -54,10 +55,28 @@ def _held(bucket: Bucket) -> list[tuple[_Entry, torch.Tensor | None]]:
     return found
 
 
-def gather_optimizer_state(
-    slots: Sequence[Slot], buckets: Sequence[Bucket], comm: Communicator
-) -> State:
-    """Put the whole state together on every rank, shaped as each parameter. A collective."""
+def gather_optimizer_state(slots: Sequence[Slot], buckets: Sequence[Bucket]) -> State:
+    """Put the whole state together on every rank, shaped as each parameter.
+
+    A collective of the ranks that hold a bucket's strips; where every rank updates everything it
+    has all of it.
+    """
+    whole: State = {}
+    by_comm: dict[Communicator, list[Bucket]] = {}
+    for bucket in buckets:
+        comm = bucket.comm
+        if bucket.family.updates == "each":
+            comm = _alone
+        by_comm.setdefault(comm, []).append(bucket)
+    for comm, some in by_comm.items():
+        whole |= _gather_among(slots, some, comm)
+    return whole
+
+
+_alone = Alone()
+
+
+def _gather_among(slots: Sequence[Slot], buckets: Sequence[Bucket], comm: Communicator) -> State:
     mine = [held for bucket in buckets for held in _held(bucket)]
 
     def broadcast(root: int, number: int, size: int, dtype: torch.dtype) -> torch.Tensor:

@@ -214,7 +214,7 @@ class _Watch:
         elif self.stopped_by is None:
             self._take_ending(signal.Signals(number))
         else:
-            # Asked twice: somebody is in a hurry.
+            # A second signal: do not wait any longer.
             self.deadline_s = time.monotonic()
 
     def _sleep_together(self) -> None:

@@ -70,7 +70,7 @@ class Recorder:
         self._bucket = -1
         self._step = 0
         self._since_s: float | None = None
-        """When the compute lane's present task began; None where nobody can say."""
+        """When the compute lane's present task began; None where it is not known."""
         self._previous: tuple[TaskId, ...] = ()
 
     def add(
@@ -111,13 +111,14 @@ class Recorder:
     def pause(self) -> None:
         """The compute lane is about to wait: that is no part of forward."""
         if self._is_forward and self._since_s is not None:
-            self._follow("forward", self._bucket, self._step, self._since_s)
+            self.follow("forward", self._bucket, self._step, self._since_s)
             self._since_s = None
 
     def waited(self, bucket: int, step: int, start_s: float) -> None:
         """The compute lane has waited until a bucket was gathered."""
-        self._follow("wait", bucket, step, start_s, self.after(("gather", bucket)))
-        if self._since_s is not None:  # in backward, of which the part before is nobody's
+        self.follow("wait", bucket, step, start_s, self.after(("gather", bucket)))
+        # The time before this wait belongs to no bucket's backward: drop it.
+        if self._since_s is not None:
             self._since_s = self._now()
 
     def turn(self) -> None:
@@ -129,7 +130,7 @@ class Recorder:
     def leave(self, bucket: int, step: int) -> None:
         """Backward is done with a bucket."""
         if not self._is_forward and self._since_s is not None:
-            self._follow("backward", bucket, step, self._since_s)
+            self.follow("backward", bucket, step, self._since_s)
             self._since_s = self._now()
 
     def lose(self) -> None:
@@ -137,9 +138,10 @@ class Recorder:
         self._is_forward = False
         self._since_s = None
 
-    def _follow(
+    def follow(
         self, kind: str, bucket: int, step: int, start_s: float, after: tuple[TaskId, ...] = ()
     ) -> None:
+        """Record a task of the compute lane, which comes after the one before it."""
         number = self.add("compute", kind, bucket, step, start_s, (*self._previous, *after))
         self._previous = ((self.rank, number),)
 

@@ -1,5 +1,9 @@
-"""The comm lane in virtual time: the order of the real one, greenlets of the clock instead of a
-thread."""
+"""The comm lane in virtual time: the order of the real one, a process of the clock for a thread.
+
+One hook at a time, in the order in which they were submitted. A real lane has hooks of several
+channels under way, whose messages go out by urgency; one after the other in that order is what it
+comes to (decision 9).
+"""
 
 from __future__ import annotations
 
@@ -7,61 +11,51 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from syncline.comm.hub import ALONE
-from syncline.engine.lane import Work, next_work
+from syncline.comm.virtual import Endpoint
 from syncline.virtual.clock import Clock, Process, Signal
 
 
 class VirtualLane:
-    """A queue of work, started as soon as its turn has come."""
+    """A queue of work, which begins when all before it is done."""
 
-    def __init__(self, clock: Clock, name: str) -> None:
+    def __init__(self, clock: Clock, endpoint: Endpoint) -> None:
         self._clock = clock
-        self._name = name
-        self._queue: deque[Work] = deque()
-        self._flying: dict[int, Process] = {}
+        self._endpoint = endpoint
+        self._name = f"comm lane of rank {endpoint.rank}"
+        self._queue: deque[tuple[int, Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._process: Process | None = None
         self._changed = Signal(clock)
 
     def submit(
-        self, function: Callable[..., Any], *args: Any, channel: int = ALONE, urgency: int = 0
+        self, function: Callable[..., Any], *args: Any, channel: int = 0, urgency: int = 0
     ) -> None:
-        self._queue.append(Work(channel, urgency, function, args))
-        self._start()
+        self._queue.append((max(channel, 0), function, args))
+        if self._process is None:
+            self._process = self._clock.spawn(self._name, self._run)
 
-    def until(self, is_done: Callable[[], bool], why: Callable[[], str]) -> None:
+    def until(self, is_done: Callable[[], bool]) -> None:
         """Wait, inside a process, for what a hook does."""
         while not is_done():
-            self._changed.wait(why)
+            self._changed.wait(lambda: f"waits for the {self._name}")
 
     def drain(self) -> None:
         """Return when everything submitted so far is done."""
-        self.until(
-            lambda: not self._queue and not self._flying, lambda: f"waits for the {self._name}"
-        )
+        self.until(lambda: self._process is None)
+
+    def check(self) -> None:
+        """A failure in virtual time ends the run at once: there is none to look up."""
 
     def stop(self) -> None:
         """End everything where it stands: the rank is gone."""
         self._queue.clear()
-        for process in self._flying.values():
-            self._clock.kill(process)
+        if self._process is not None:
+            self._clock.kill(self._process)
 
-    def _start(self) -> None:
-        while (work := next_work(self._queue, self._flying)) is not None:
-            self._queue.remove(work)
-            self._flying[work.channel] = self._clock.spawn(self._name, self._run, work)
-
-    def _run(self, work: Work) -> None:
-        """Do work, and what may start when it is done: the first of it in the same process."""
-        while True:
-            work.function(*work.args)
-            process = self._flying.pop(work.channel)
-            if self._changed.is_waited_for:
-                changed, self._changed = self._changed, Signal(self._clock)
-                changed.set()
-            following = next_work(self._queue, self._flying)
-            if following is None:
-                return
-            work = following
-            self._queue.remove(work)
-            self._flying[work.channel] = process
-            self._start()
+    def _run(self) -> None:
+        while self._queue:
+            self._endpoint.channel, function, args = self._queue.popleft()
+            function(*args)
+        self._process = None
+        if self._changed.is_waited_for:
+            changed, self._changed = self._changed, Signal(self._clock)
+            changed.set()

@@ -1,14 +1,14 @@
-"""Learning in virtual time: one model object, and the ranks' vectors that it is lent in turn.
+"""Learning in virtual time: one model object, which points at one rank's vectors at a time.
 
-The arithmetic is that of `replica.py` and `train.py` with the same functions on the same data, so
-the weights are those of a real run, bit for bit.
+The arithmetic is that of the engine and of `train.py`, with the same functions on the same data,
+so the weights are those of a real run, bit for bit.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -17,10 +17,19 @@ from torch.nn import functional
 from syncline import checkpoint
 from syncline.comm.base import Communicator, Partials
 from syncline.config import Job
+from syncline.contract import GroupSettings, WholeValues
 from syncline.engine.bucket import Bucket, Slot, add_gradient, view_of
 from syncline.engine.buffers import Buffers, flat_buffers, load_flat_buffers
 from syncline.engine.clip import Norm
-from syncline.engine.update import Hyper, Reach, StripUpdate, find_reach, group_numbers, snapshot
+from syncline.engine.flags import encode
+from syncline.engine.optimizer import (
+    OptimizerOnStrip,
+    Reach,
+    find_reach,
+    group_numbers,
+    snapshot,
+)
+from syncline.engine.told_settings import flatten
 from syncline.evaluation import evaluate as evaluate_parts
 from syncline.loader import reseed
 from syncline.recipe import Order, batch_of, build_model, build_optimizer, learning_rate, load_data
@@ -49,11 +58,27 @@ class Learning:
         self.losses: dict[int, float] = {}
         self.autograd_s = 0.0
         """Time spent in forward and backward."""
-        self.lent_to: object = None
+        self.used_by: object = None
 
     @property
-    def cuts_parameters(self) -> bool:
+    def inside_parameters(self) -> bool:
+        """Whether the optimizer may update a part of a parameter."""
         return self.reach is not Reach.PARAMETER
+
+    @property
+    def num_settings(self) -> int:
+        """How many numbers the optimizer's settings have."""
+        return len(flatten(snapshot(self.optimizer)))
+
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped."""
+        return self.job.optimizer.clip_norm is not None
+
+    def slots(self) -> list[Slot]:
+        """Make one rank's slots, in registration order."""
+        named = enumerate(self.parameters.items())
+        return [Slot(name, parameter, number) for number, (name, parameter) in named]
 
     def group_of(self, slot: Slot) -> int:
         return self._group_of[id(slot.parameter)]
@@ -77,34 +102,36 @@ class RankLearner:
         self._learning = learning
         self._has_gradient: set[int] = set()
         self._norm: Norm | None = None
+        self._step = 0
 
     @property
     def statistics(self) -> Partials | None:
         return self._buffers.statistics
 
-    def lay_out(self, rank: VirtualRank, comm: Communicator) -> None:
-        learning = self._learning
-        self._told = [0.0] * len(rank.summed)
+    def lay_out(self, rank: VirtualRank) -> None:
+        learning, step = self._learning, rank.share.step
+        self._share, self._flags = rank.share, rank.flags
+        self._losses = [0.0] * len(step.shards)
         views = []
         for bucket in rank.buckets:
             memory = bucket.parameters.memory
             for slot in bucket.slots:
                 view = view_of(memory.mine, slot)
-                if comm.position == 0 or not memory.is_common:
+                if bucket.comm.position == 0 or not memory.is_common:
                     view.copy_(learning.first[slot.name])
                 views.append((slot.parameter, view))
         buffers = list(learning.model.buffers())
         for buffer, first in zip(buffers, learning.first_buffers, strict=True):
             buffer.data = first.clone()
-        self._buffers = Buffers(learning.model, comm, rank.spread, rank.num_slots)
+        self._buffers = Buffers(learning.model, step.comm, step.spread)
         self._mine = [*views, *((buffer, buffer.data) for buffer in buffers)]
-        learning.lent_to = None
+        learning.used_by = None
 
-    def update_of(
+    def optimizer_of(
         self, bucket: Bucket, parameters: torch.Tensor, gradient: torch.Tensor, low: int, high: int
-    ) -> StripUpdate:
+    ) -> OptimizerOnStrip:
         learning, memory = self._learning, (parameters, gradient)
-        return StripUpdate(
+        return OptimizerOnStrip(
             learning.optimizer, bucket, memory, low, high, learning.reach, learning.group_of
         )
 
@@ -112,19 +139,17 @@ class RankLearner:
         self.borrow()
         return flat_buffers(self._learning.model)
 
-    def take_over(
-        self, rank: VirtualRank, buckets: list[torch.Tensor], buffers: torch.Tensor
-    ) -> None:
-        """Put what stands for the run as a whole in this rank's place."""
+    def take_over(self, rank: VirtualRank, whole: WholeValues) -> None:
+        """Put the parameters that represent the run in the place of this rank's own."""
         with torch.no_grad():
-            for bucket, values in zip(rank.buckets, buckets, strict=True):
+            for bucket, values in zip(rank.buckets, whole.buckets, strict=True):
                 bucket.parameters.memory.mine.copy_(values)
-            load_flat_buffers(self.borrow(), buffers)
+            load_flat_buffers(self.borrow(), whole.buffers)
 
     def borrow(self) -> nn.Module:
         """Put this rank's vectors into the model object."""
-        if self._learning.lent_to is not self:
-            self._learning.lent_to = self
+        if self._learning.used_by is not self:
+            self._learning.used_by = self
             for tensor, mine in self._mine:
                 if tensor.data_ptr() != mine.data_ptr():
                     tensor.data = mine
@@ -132,7 +157,7 @@ class RankLearner:
 
     def compute(self, rank: VirtualRank, step: int, shard: int) -> None:
         learning, model = self._learning, self.borrow()
-        if shard != rank.my_shards[0]:
+        if shard != self._share.mine[0]:
             with torch.no_grad():
                 self._buffers.begin_shard()
         split = learning.data.train
@@ -142,19 +167,20 @@ class RankLearner:
         loss = functional.cross_entropy(model(images), labels)
         loss.backward()
         learning.autograd_s += time.perf_counter() - started
-        order = shard - rank.summed[0]
-        self._told[order] = loss.item()
-        plan = rank.leaves[order]
+        part = self._share.step
+        order = part.shards.index(shard)
+        self._losses[order] = loss.item()
         with torch.no_grad():
             for slot in rank.slots:
                 gradient = slot.parameter.grad
                 if gradient is not None:
                     self._has_gradient.add(slot.number)
-                add_gradient(slot, plan, gradient, 1.0 / len(rank.summed))
+                assert slot.bucket is not None
+                add_gradient(slot, slot.bucket.leaf, gradient, slot.bucket.scale)
                 slot.parameter.grad = None
-            self._buffers.end_shard(order, plan)
+            self._buffers.end_shard(order, part.leaves[shard])
 
-    def hyper(self, step: int) -> Hyper:
+    def settings(self, step: int) -> GroupSettings:
         learning = self._learning
         settings = learning.job.optimizer
         for group in learning.optimizer.param_groups:
@@ -164,36 +190,41 @@ class RankLearner:
     def flags(self) -> list[float]:
         with_gradient, self._has_gradient = self._has_gradient, set()
         self.borrow()
-        return [
-            *(float(number in with_gradient) for number in range(len(self._learning.first))),
-            float(self._buffers.has_changed_others),
-            *self._told,
-        ]
+        return encode(
+            [number in with_gradient for number in range(len(self._learning.first))],
+            has_changed_buffers=self._buffers.has_changed_others,
+            is_spoilt=False,
+            step_s=0.0,
+            losses=self._losses,
+            settings=self._told_settings(),
+        )
 
-    def clip(self, rank: VirtualRank, comm: Communicator) -> None:
+    def _told_settings(self) -> list[float]:
+        """Return what the first rank tells those that only serve; the others add zeros."""
+        if not self._share.is_served:
+            return []
+        told = [*flatten(snapshot(self._learning.optimizer)), *self._buffers.counts()]
+        return told if self._share.tells else [0.0] * len(told)
+
+    def clip(self, rank: VirtualRank) -> None:
         limit = self._learning.job.optimizer.clip_norm
-        if limit is not None:
-            if self._norm is None:
-                in_order = sorted(rank.slots, key=lambda slot: slot.number)
-                self._norm = Norm(in_order, rank.buckets, comm)
-            self._norm.clip(limit)
+        assert limit is not None
+        if self._norm is None:
+            self._norm = Norm(rank.slots, rank.buckets, self._share.step.comm)
+        self._norm.clip(limit)
 
-    def step_entered(
-        self, rank: VirtualRank, comm: Communicator, step: int, flags: list[float]
-    ) -> None:
-        learning = self._learning
-        *has_gradient, has_changed = flags[: -len(rank.summed)]
-        without = {number for number, has in enumerate(has_gradient) if not has}
-        for bucket in rank.buckets:
-            bucket.update.leave_out(without)
-        learning.losses[step] = statistics.fmean(flags[-len(rank.summed) :])
+    def hear_counts(self, told: Sequence[float]) -> None:
         self.borrow()
-        # Others may borrow the model while this rank waits for a broadcast.
-        for _ in self._buffers.end_step(comm, has_changed > 0):
+        self._buffers.hear_counts(told)
+
+    def end_step(self, comm: Communicator, others_changed: bool) -> Iterator[None]:
+        """Take over everybody's buffers.
+
+        Others may borrow the model while this rank waits for a broadcast.
+        """
+        self._learning.losses[self._step] = statistics.fmean(self._flags.losses)
+        self._step += 1
+        self.borrow()
+        for _ in self._buffers.end_step(comm, others_changed):
             self.borrow()
-
-
-def slots_of(learning: Learning, names: Iterable[str]) -> list[Slot]:
-    """Make slots for one rank, in the order of the names; numbers follow registration."""
-    number_of = {name: number for number, name in enumerate(learning.first)}
-    return [Slot(name, learning.parameters[name], number_of[name]) for name in names]
+            yield

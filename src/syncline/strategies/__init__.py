@@ -1,53 +1,55 @@
-"""The strategies, by name. A strategy is one file here and one line below."""
+"""The strategies. `registry.py` lists them by name; their classes are loaded when first used.
+
+A strategy with settings is made from its class: `Gossip(GossipSettings(period=10))`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from syncline.engine.bucket import Step
-from syncline.errors import ConfigError
-from syncline.strategies.base import Strategy
-from syncline.strategies.elastic import Elastic
-from syncline.strategies.gossip import Gossip
-from syncline.strategies.server import Server
-from syncline.strategies.synchronous import Synchronous
-from syncline.strategy_settings import (
-    SETTINGS,
+from syncline.strategies.registry import STRATEGIES, make_strategy
+from syncline.strategies.settings import (
     ElasticSettings,
     GossipSettings,
+    MergedSettings,
+    OwnSettings,
     ServerSettings,
+    SyncServerSettings,
 )
 
-STRATEGIES: dict[str, Callable[..., Strategy]] = {
-    "synchronous": Synchronous,
-    "gossip": Gossip,
-    "elastic": Elastic,
-    "server": Server,
-}
+if TYPE_CHECKING:
+    from syncline.strategies.all_reduce import AllReduce
+    from syncline.strategies.elastic import Elastic
+    from syncline.strategies.gossip import Gossip
+    from syncline.strategies.merged import Merged
+    from syncline.strategies.server import Server
+    from syncline.strategies.sync_server import SyncServer
+    from syncline.strategies.synchronous import Synchronous
+    from syncline.strategies.wait_free import WaitFree
 
 __all__ = [
     "STRATEGIES",
+    "AllReduce",
     "Elastic",
     "ElasticSettings",
     "Gossip",
     "GossipSettings",
+    "Merged",
+    "MergedSettings",
+    "OwnSettings",
     "Server",
     "ServerSettings",
-    "Step",
-    "Strategy",
+    "SyncServer",
+    "SyncServerSettings",
     "Synchronous",
+    "WaitFree",
     "make_strategy",
 ]
 
+_CLASSES = {entry.path.partition(":")[2]: entry for entry in STRATEGIES.values()}
 
-def make_strategy(name: str, settings: msgspec.Struct | None = None, seed: int = 0) -> Strategy:
-    """Make a strategy with its settings, the paper's where there are none. `seed` is for draws."""
-    if name not in STRATEGIES:
-        raise ConfigError(
-            "strategy", f"got {name!r}", f"there are {', '.join(sorted(STRATEGIES))}", ""
-        )
-    make: Any = STRATEGIES[name]
-    return make(settings, seed) if SETTINGS.get(name) is not None else make()
+
+def __getattr__(name: str) -> Any:
+    if name in _CLASSES:
+        return _CLASSES[name].load()
+    raise AttributeError(f"module 'syncline.strategies' has no attribute {name!r}")

@@ -64,7 +64,8 @@ class Center:
         return owners
 
     def pull(self, call: Call) -> int:
-        """Answer a rank by how much it moves; move as much towards it, when all have come."""
+        """Return the caller's move in `out`. Move the center as much: at once, or, where it waits,
+        when all ranks of the round have called."""
         assert call.values is not None
         assert call.out is not None
         number, step = map(int, call.note.split())
@@ -81,7 +82,7 @@ class Center:
         return self._num_moves
 
     def _move(self) -> None:
-        """Move the center by what ranks have waited for, if they did."""
+        """Apply the moves of the last round (synchronous only)."""
         for number, moves in self._waiting.items():
             for move in moves:
                 self.strips[number].add_(move)

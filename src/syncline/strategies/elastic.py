@@ -13,81 +13,90 @@ runs while backward still computes; early, it begins when they are there, before
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 import torch
 
-from syncline.engine.bucket import Bucket, Step, view_of
+from syncline.comm.base import Communicator
+from syncline.contract import Model, Plan, Saved, Strategy, UpdateSettings, Whole, World
+from syncline.engine.bucket import Bucket, view_of
 from syncline.errors import PeerGone
-from syncline.strategies.apart import Apart
-from syncline.strategies.base import Spreadable
+from syncline.sizes import Size
 from syncline.strategies.center import Center
-from syncline.strategy_settings import ElasticSettings
+from syncline.strategies.replicas import OwnReplicas, begins_early, in_turn, plan_own_replicas
+from syncline.strategies.settings import ElasticSettings
 
 
-class Elastic(Apart):
+class Elastic(Strategy):
     """EASGD, asynchronous or not."""
 
-    keeps_own = True
     settings: ElasticSettings
 
     def __init__(self, settings: ElasticSettings | None = None, seed: int = 0) -> None:
         self.settings = settings or ElasticSettings()
-        self._saved: dict[str, torch.Tensor] = {}
-        self._saved_moves: dict[str, torch.Tensor] = {}
 
-    def load_state(self, state: dict[str, torch.Tensor], whole: dict[str, torch.Tensor]) -> None:
-        self._saved = whole  # what stands for the run is the center
-        self._saved_moves = state
+    def plan(self, world: World, sizes: Sequence[Size], shards: int) -> Plan:
+        return plan_own_replicas(world, shards, self.settings)
 
-    def open(self, replica: Spreadable) -> None:
-        self._rate = self.settings.beta / self.comm.size
-        self._is_early = self.hides(self.settings.early) and not self.settings.synchronous
-        self._centers = [self._center_of(replica, bucket) for bucket in self.buckets]
+    def start(self, model: Model, comm: Communicator, saved: Saved) -> Whole:
+        self.comm, self._buckets = comm, model.buckets
+        self._rate = self.settings.beta / comm.size
+        early = begins_early(self.settings.early, comm)
+        self._is_early = early and not self.settings.synchronous
+        self._replicas = OwnReplicas(
+            model,
+            comm,
+            self.settings,
+            collect=self._collect,
+            settle=self._settle,
+            own_state=self._own_state,
+        )
+        self._centers = [self._center_of(model, bucket, saved) for bucket in model.buckets]
+        return self._replicas
 
-    def _center_of(self, replica: Spreadable, bucket: Bucket) -> Center:
+    def _center_of(self, model: Model, bucket: Bucket, saved: Saved) -> Center:
         comm = self.comm
-        cuts = replica.cut(bucket, comm, comm.size)
+        cuts = model.cut(bucket, [True] * comm.size)
         memory = bucket.parameters.memory
         moves = comm.allocate(bucket.num_elements, bucket.dtype)
         center = Center(memory, cuts, moves, self._rate, self.settings.synchronous)
         low, high = cuts[comm.position : comm.position + 2]
         for slot in bucket.slots:
-            if slot.name in self._saved:
-                view_of(moves.mine, slot).copy_(self._saved[slot.name])
-        begins = moves.mine if self._saved else memory.mine
+            if slot.name in saved.parameters:  # those of the center represented the run
+                view_of(moves.mine, slot).copy_(saved.parameters[slot.name])
+        begins = moves.mine if saved.parameters else memory.mine
         center.strips[comm.position] = begins[low:high].clone()
-        answer = self._saved_moves.get(f"{bucket.index}/moves")
+        answer = saved.state.get(f"{bucket.index}/moves")
         if answer is not None and answer.shape == moves.mine.shape:
             center.answer = answer
         functions = {"pull": center.pull, "read": center.read}
-        center.window = self.window(bucket, 0, functions)
+        center.window = self._replicas.window(bucket, 0, functions)
         return center
 
-    def is_due(self, step: int) -> bool:
+    def _is_due(self, step: int) -> bool:
         """Say whether there is an exchange in a step. Alone there is nobody to average with."""
-        return super().is_due(step) and self.comm.size > 1
+        return self.settings.is_due(step) and self.comm.size > 1
 
     def gradient_ready(self, bucket: Bucket) -> None:
-        super().gradient_ready(bucket)
+        bucket.comm.reduce_scatter(bucket.gradient)  # the mean over this rank's own shards
         center = self._centers[bucket.index]
-        if self.is_due(bucket.step) and not (self.settings.synchronous or center.is_asked):
+        if self._is_due(bucket.step) and not (self.settings.synchronous or center.is_asked):
             self._ask(bucket, bucket.step)
 
-    def step_entered(self, step: Step) -> None:
-        super().step_entered(step)
-        if self.settings.synchronous and self.is_due(step.number):
-            self.meeting.meet()  # the centers have moved for the last exchange
+    def step_entered(self, step: int) -> None:
+        if self.settings.synchronous and self._is_due(step):
+            self._replicas.meet()  # the centers have moved for the last exchange
 
-    def before_use(self, bucket: Bucket) -> None:
-        if not self.is_due(bucket.step):
-            bucket.update_strip()
+    def before_use(self, bucket: Bucket, update: UpdateSettings) -> None:
+        if not self._is_due(bucket.step):
+            bucket.optimizer.run(update)
         else:
             if self.settings.synchronous:
                 self._ask(bucket, bucket.step)
             moves = self._answers(bucket)
-            bucket.update_strip()
+            bucket.optimizer.run(update)
             bucket.parameters.memory.mine.sub_(moves)
-        if self._is_early and self.is_due(bucket.step + 1):
+        if self._is_early and self._is_due(bucket.step + 1):
             self._ask(bucket, bucket.step + 1)
 
     def discard(self, bucket: Bucket) -> None:
@@ -96,7 +105,7 @@ class Elastic(Apart):
             bucket.parameters.memory.mine.sub_(self._answers(bucket))
 
     def _answers(self, bucket: Bucket) -> torch.Tensor:
-        """Wait for what the center's strips say; a strip whose owner is gone says nothing."""
+        """Wait for the moves from every strip; zero where the strip's owner is gone."""
         center = self._centers[bucket.index]
         if center.answer is not None:
             answer, center.answer = center.answer, None
@@ -113,7 +122,7 @@ class Elastic(Apart):
         """Tell every strip of the center where this rank stands, and ask by how much to move."""
         center = self._centers[bucket.index]
         owners = center.owners()
-        for number in self.in_turn():
+        for number in in_turn(self.comm):
             if number not in owners:
                 continue
             owner = owners[number]
@@ -122,18 +131,18 @@ class Elastic(Apart):
             note = b"%d %d" % (number, step)
             center.asked[number] = center.window.call(owner, "pull", where, moves, note)
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Put away what was asked early: the memory it was asked with will be used otherwise."""
-        for bucket, center in zip(self.buckets, self._centers, strict=True):
+        for bucket, center in zip(self._buckets, self._centers, strict=True):
             if center.asked:
                 center.answer = self._answers(bucket).clone()
 
-    def own_state(self) -> dict[str, torch.Tensor]:
-        """Return by how much the center has moved towards this rank, and it not yet back."""
+    def _own_state(self) -> dict[str, torch.Tensor]:
+        """Return the moves that the center has made and this rank has not."""
         pairs = ((number, center.answer) for number, center in enumerate(self._centers))
         return {f"{number}/moves": one.clone() for number, one in pairs if one is not None}
 
-    def collect(self, bucket: Bucket) -> torch.Tensor:
+    def _collect(self, bucket: Bucket) -> torch.Tensor:
         """Return the center; alone, the rank's own values."""
         if self.comm.size == 1:
             return bucket.parameters.memory.mine.clone()

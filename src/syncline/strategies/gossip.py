@@ -19,52 +19,70 @@ import contextlib
 import math
 import random
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from syncline.comm.base import Communicator
 from syncline.comm.window import Call, Pending, Window
+from syncline.contract import Model, Plan, Saved, Strategy, UpdateSettings, Whole, World
 from syncline.engine.bucket import Bucket
 from syncline.errors import PeerGone
 from syncline.seeds import seed_for
-from syncline.strategies.apart import Apart
-from syncline.strategies.base import Spreadable
-from syncline.strategy_settings import GossipSettings
+from syncline.sizes import Size
+from syncline.strategies.replicas import OwnReplicas, begins_early, plan_own_replicas
+from syncline.strategies.settings import GossipSettings
 
 _WEIGHT = struct.Struct("<d")
 
 
-class Gossip(Apart):
+class Gossip(Strategy):
     """Mixes with one partner at a time."""
 
-    keeps_own = True
     settings: GossipSettings
 
     def __init__(self, settings: GossipSettings | None = None, seed: int = 0) -> None:
         self.settings = settings or GossipSettings()
         self._seed = seed
-        self._saved: dict[str, torch.Tensor] = {}
         self._squares: dict[int, tuple[float, float]] = {}
         """Of each bucket, at the last meeting: mean square of distances, and of the mean."""
 
-    def open(self, replica: Spreadable) -> None:
+    def plan(self, world: World, sizes: Sequence[Size], shards: int) -> Plan:
+        return plan_own_replicas(world, shards, self.settings)
+
+    def start(self, model: Model, comm: Communicator, saved: Saved) -> Whole:
+        self.comm, self._buckets = comm, model.buckets
         rule = self.settings.rule
         self._step_bucket = self._pull if rule == "pull" else self._push
-        self._is_early = self.hides(self.settings.early)
-        self._boxes = [_Box(self.comm, bucket, pushes=rule == "push") for bucket in self.buckets]
-        for bucket, box in zip(self.buckets, self._boxes, strict=True):
-            box.window = self.window(bucket, bucket.num_elements, {"push": box.take})
+        self._is_early = begins_early(self.settings.early, comm)
+        self._boxes = [_Box(comm, bucket, pushes=rule == "push") for bucket in model.buckets]
+        self._replicas = OwnReplicas(
+            model,
+            comm,
+            self.settings,
+            collect=self._collect,
+            settle=self._settle,
+            expose=self._expose,
+            own_state=self._own_state,
+            figures=self._figures,
+        )
+        for bucket, box in zip(model.buckets, self._boxes, strict=True):
+            box.window = self._replicas.window(bucket, bucket.num_elements, {"push": box.take})
             box.window.publish(bucket.parameters.memory.mine)
-            arrived = self._saved.get(f"{bucket.index}/arrived")
+            arrived = saved.state.get(f"{bucket.index}/arrived")
             if arrived is not None and arrived.shape == box.arrived.shape:
                 box.arrived.copy_(arrived)
-                weights = self._saved[f"{bucket.index}/weights"].tolist()
+                weights = saved.state[f"{bucket.index}/weights"].tolist()
                 box.weight, box.arrived_weight = weights
+        return self._replicas
 
-    def before_use(self, bucket: Bucket) -> None:
-        bucket.update_strip()
-        if self.is_due(bucket.step):
+    def gradient_ready(self, bucket: Bucket) -> None:
+        bucket.comm.reduce_scatter(bucket.gradient)  # the mean over this rank's own shards
+
+    def before_use(self, bucket: Bucket, update: UpdateSettings) -> None:
+        bucket.optimizer.run(update)
+        if self.settings.is_due(bucket.step):
             self._step_bucket(bucket, self._boxes[bucket.index])
 
     def partner(self, step: int) -> int:
@@ -81,7 +99,7 @@ class Gossip(Apart):
     def _pull(self, bucket: Bucket, box: _Box) -> None:
         mine = bucket.parameters.memory.mine
         box.window.publish(mine)
-        with contextlib.suppress(PeerGone):  # as if it had drawn itself
+        with contextlib.suppress(PeerGone):  # the partner died: as if this rank had drawn itself
             fetched = box.fetched or self._fetch(box, bucket.step)
             if fetched is not None:
                 fetched.wait()
@@ -114,7 +132,7 @@ class Gossip(Apart):
         box.arrived.zero_()
         box.arrived_weight, box.weight = 0.0, kept
 
-    def own_state(self) -> dict[str, torch.Tensor]:
+    def _own_state(self) -> dict[str, torch.Tensor]:
         """Return push-sum's weights, and what has arrived and is not mixed in yet."""
         state = {}
         for number, box in enumerate(self._boxes):
@@ -123,29 +141,26 @@ class Gossip(Apart):
             state[f"{number}/arrived"] = box.arrived.clone()
         return state
 
-    def load_state(self, state: dict[str, torch.Tensor], whole: dict[str, torch.Tensor]) -> None:
-        self._saved = state
-
-    def settle(self) -> None:
+    def _settle(self) -> None:
         for box in self._boxes:
             box.settle()
 
-    def expose(self) -> None:
-        for bucket, box in zip(self.buckets, self._boxes, strict=True):
-            self.publish(box.window, bucket.parameters.memory.mine)
+    def _expose(self) -> None:
+        for bucket, box in zip(self._buckets, self._boxes, strict=True):
+            self._replicas.publish(box.window, bucket.parameters.memory.mine)
 
-    def collect(self, bucket: Bucket) -> torch.Tensor:
+    def _collect(self, bucket: Bucket) -> torch.Tensor:
         """Return the mean over all ranks that are there; note how far they are from it."""
         mine = bucket.parameters.memory.mine
-        mean = self.mean(self._boxes[bucket.index].window, mine)
-        self._squares[bucket.index] = (self.spread, mean.double().square().sum().item())
+        mean = self._replicas.mean(self._boxes[bucket.index].window, mine)
+        norm = mean.double().square().sum().item()
+        self._squares[bucket.index] = (self._replicas.spread, norm)
         return mean
 
-    def report(self) -> dict[str, Any]:
-        """Add the distance to consensus: that of ranks to their mean, by the norm of the mean."""
+    def _figures(self) -> dict[str, Any]:
+        """Return the distance to consensus: that of ranks to their mean, by the mean's norm."""
         apart, norm = (sum(pair[k] for pair in self._squares.values()) for k in (0, 1))
-        distance = math.sqrt(apart / norm) if norm else 0.0
-        return {**super().report(), "distance_to_consensus": distance}
+        return {"distance_to_consensus": math.sqrt(apart / norm) if norm else 0.0}
 
 
 class _Box:
@@ -172,7 +187,7 @@ class _Box:
     def settle(self) -> None:
         """Wait until what was sent last is there."""
         if self._sending is not None:
-            with contextlib.suppress(PeerGone):  # who is gone took its share along
+            with contextlib.suppress(PeerGone):  # the receiver died: what was sent to it is lost
                 self._sending.wait()
 
     def take(self, call: Call) -> int:

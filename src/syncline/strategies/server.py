@@ -1,6 +1,6 @@
 """Asynchronous SGD with a parameter server: push gradients, pull parameters, wait for nobody.
 
-Dean et al. 2012 (Downpour); the form of Zhang et al.'s code (papers.md 2.2). The parameters lie in
+Dean et al. 2012 (Downpour); in the form of Zhang et al. 2015. The parameters lie in
 strips on all ranks, or on some that do nothing else. The user's optimizer runs where the strip is,
 once for every push, and the answer to a push is the strip after it. Between pushes, with a
 `period` above 1, a worker goes on with the user's optimizer on its own copy; what it pushes then is
@@ -12,21 +12,23 @@ Staleness of a push: how many other updates a strip has seen since the worker pu
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from syncline.comm.base import Communicator
 from syncline.comm.meeting import Meeting
-from syncline.engine.bucket import Bucket, Step
+from syncline.contract import Model, Plan, Saved, Strategy, UpdateSettings, Whole, World
+from syncline.engine.bucket import Bucket
 from syncline.engine.state import State, StateWindow
-from syncline.strategies.apart import Apart
-from syncline.strategies.base import Spreadable
+from syncline.sizes import Size
+from syncline.strategies.replicas import OwnReplicas, plan_own_replicas
+from syncline.strategies.settings import ServerSettings
 from syncline.strategies.strip import Strip
-from syncline.strategy_settings import ServerSettings
 
 
-class Server(Apart):
+class Server(Strategy):
     """Workers and servers; every rank is both unless some do nothing but serve."""
 
     settings: ServerSettings
@@ -36,64 +38,68 @@ class Server(Apart):
         self.staleness: Counter[int] = Counter()
         """How often a push of this rank had which staleness."""
 
-    def num_workers(self, world_size: int) -> int:
-        return self.settings.num_workers(world_size)
+    def plan(self, world: World, sizes: Sequence[Size], shards: int) -> Plan:
+        return plan_own_replicas(world, shards, self.settings, keeps_own=False)
 
-    def may_lose(self, world_size: int) -> range:
-        """Workers; not those that hold strips, and without dedicated servers all of them do."""
-        return range(self.num_workers(world_size) if self.settings.servers else 0)
+    def start(self, model: Model, comm: Communicator, saved: Saved) -> Whole:
+        self.comm, self._model = comm, model
+        self._replicas = OwnReplicas(
+            model,
+            comm,
+            self.settings,
+            collect=self._collect,
+            settle=self._settle,
+            gather_state=self._gather_state,
+            figures=self._figures,
+        )
+        self._progress = Meeting(comm, "step")
+        workers = self.settings.num_workers(comm.size)
+        owns = [not self.settings.servers or rank >= workers for rank in comm.ranks]
+        self._strips = [
+            Strip(self, self._replicas, model, bucket, model.cut(bucket, owns))
+            for bucket in model.buckets
+        ]
+        self._state = StateWindow(comm, model.buckets)
+        return self._replicas
 
-    def open(self, replica: Spreadable) -> None:
-        self._progress = Meeting(self.comm, "step")
-        self._strips = [Strip(self, replica, bucket) for bucket in self.buckets]
-        self._state = StateWindow(self.comm, self.buckets)
+    def gradient_ready(self, bucket: Bucket) -> None:
+        bucket.comm.reduce_scatter(bucket.gradient)  # the mean over this rank's own shards
 
-    def strips_of(self, replica: Spreadable, bucket: Bucket) -> tuple[int, ...]:
-        """Cut a bucket into strips for those who serve: all ranks, or the last few."""
-        comm, servers = self.comm, self.settings.servers
-        if not servers:
-            return replica.cut(bucket, comm, comm.size)
-        cuts = replica.cut(bucket, comm, servers)[: servers + 1]
-        serves = [rank >= self.num_workers(comm.size) for rank in comm.ranks]
-        return tuple(cuts[sum(serves[:position])] for position in range(comm.size + 1))
-
-    def step_entered(self, step: Step) -> None:
-        super().step_entered(step)
+    def step_entered(self, step: int) -> None:
         ahead = self.settings.max_staleness
         if ahead != "none":
-            self._progress.tell(step.number + 1)
-            workers = range(self.num_workers(self.comm.size))
-            self._progress.until(step.number + 1 - ahead, workers, but=self.takes_no_steps)
+            self._progress.tell(step + 1)
+            workers = range(self.settings.num_workers(self.comm.size))
+            self._progress.until(step + 1 - ahead, workers, but=self._replicas.takes_no_steps)
 
-    def gather_state(self, replica: Spreadable, comm: Communicator, *, is_wanted: bool) -> State:
+    def before_use(self, bucket: Bucket, update: UpdateSettings) -> None:
+        strip = self._strips[bucket.index]
+        strip.gather(bucket, update.without)
+        if self.settings.is_due(bucket.step):
+            strip.push(bucket, update)
+        else:
+            strip.step_alone(update)
+
+    def _gather_state(self, is_wanted: bool) -> State:
         """Read it from those who hold strips, while all who are there wait in a meeting."""
-        self.settle()
-        self.meeting.meet()
-        holders = [at for at in range(comm.size) if any(one.is_held_by(at) for one in self._strips)]
-        whole = self._state.gather(replica.slots, holders) if is_wanted else {}
-        self.meeting.meet()
+        self._settle()
+        self._replicas.meet()
+        everybody = range(self.comm.size)
+        holders = [at for at in everybody if any(one.is_held_by(at) for one in self._strips)]
+        whole = self._state.gather(self._model.slots, holders) if is_wanted else {}
+        self._replicas.meet()
         return whole
 
-    def before_use(self, bucket: Bucket) -> None:
-        strip = self._strips[bucket.index]
-        # Taken before anything is waited for: calls that are served meanwhile bring their own.
-        hyper, without = bucket.update.hyper, bucket.update.without
-        strip.gather(bucket, without)
-        if self.is_due(bucket.step):
-            strip.push(bucket, hyper)
-        else:
-            strip.step_alone(hyper, without)
-
-    def report(self) -> dict[str, Any]:
+    def _figures(self) -> dict[str, Any]:
         pushes = sum(self.staleness.values())
         mean = sum(k * times for k, times in self.staleness.items()) / max(1, pushes)
         histogram = {str(k): self.staleness[k] for k in sorted(self.staleness)}
-        return {**super().report(), "staleness": histogram, "mean_staleness": mean}
+        return {"staleness": histogram, "mean_staleness": mean}
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         for strip in self._strips:
             strip.settle()
 
-    def collect(self, bucket: Bucket) -> torch.Tensor:
+    def _collect(self, bucket: Bucket) -> torch.Tensor:
         """Return the parameters as the servers have them."""
         return self._strips[bucket.index].read()

@@ -9,9 +9,9 @@ import torch
 
 from syncline.comm.base import Memory
 from syncline.comm.window import Call, Pending, Window
-from syncline.engine.bucket import Bucket, Update
-from syncline.engine.update import Hyper
-from syncline.strategies.base import Spreadable
+from syncline.contract import Model, UpdateSettings
+from syncline.engine.bucket import Bucket
+from syncline.strategies.replicas import OwnReplicas, begins_early, in_turn
 from syncline.strategies.terms import Terms, TermsTold
 
 if TYPE_CHECKING:
@@ -23,30 +23,39 @@ class Strip:
 
     window: Window
 
-    def __init__(self, server: Server, replica: Spreadable, bucket: Bucket) -> None:
+    def __init__(
+        self,
+        server: Server,
+        replicas: OwnReplicas,
+        model: Model,
+        bucket: Bucket,
+        cuts: tuple[int, ...],
+    ) -> None:
+        """`cuts` says which elements each position holds. Every rank calls it."""
         comm = server.comm
         self._server = server
         self._mine = bucket.parameters.memory
         self._free = bucket.gradient.slots[0]
-        self._cuts = server.strips_of(replica, bucket)
+        self._cuts = cuts
         low, high = self._cuts[comm.position : comm.position + 2]
         # Laid out as the bucket, for the optimizer; pages outside the strip are never touched.
         values = torch.empty_like(self._mine.mine)
         gradient = torch.empty_like(self._mine.mine)
         self._values, self._gradient = values[low:high], gradient[low:high]
         self._values.copy_(self._mine.mine[low:high])
-        self._local: Update = bucket.update
-        self.update = bucket.update = replica.update_of(bucket, values, gradient, low, high)
+        self._local = bucket.optimizer
+        bucket.optimizer = model.optimizer_of(bucket, values, gradient, low, high)
+        self._optimizer = bucket.optimizer
         self._version = 0
         self._pulled = [0] * comm.size
         self._computed_on = [0] * comm.size
         """The versions, by owner, that the gradient pushed last was computed on, or the next is."""
         self._without: Set[int] | None = None
-        """Who has had no gradient since the last push."""
+        """Parameters without a gradient since the last push."""
         self._terms = TermsTold()
         self._sum: Memory | None = None
         self._inbox = self._mine
-        self._is_early = server.hides(server.settings.early)
+        self._is_early = begins_early(server.settings.early, comm)
         if server.settings.period > 1 or self._is_early:
             self._sum = comm.allocate(bucket.num_elements, bucket.dtype)
         if self._is_early:
@@ -57,7 +66,7 @@ class Strip:
             "push": self._serve_push,
             "read": self._serve_read,
         }
-        self.window = server.window(bucket, 0, functions)
+        self.window = replicas.window(bucket, 0, functions)
 
     def gather(self, bucket: Bucket, without: Set[int]) -> None:
         """Add up gradients between pushes; what the last one brought comes first."""
@@ -67,18 +76,16 @@ class Strip:
         if self._sum is not None:
             self._sum.mine.add_(bucket.gradient.slots[0].mine)
 
-    def step_alone(self, hyper: Hyper, without: Set[int]) -> None:
+    def step_alone(self, update: UpdateSettings) -> None:
         """Go on with the worker's own copy until the next push."""
-        self._local.hyper = hyper
-        self._local.leave_out(without)
-        self._local.run()
+        self._local.run(update)
 
-    def push(self, bucket: Bucket, hyper: Hyper) -> None:
+    def push(self, bucket: Bucket, update: UpdateSettings) -> None:
         """Push the gradient to every strip, to be pulled when it has been used."""
         assert self._without is not None
         gradient = self._sum or bucket.gradient.slots[0]
         absent = [slot.number for slot in bucket.slots if slot.number in self._without]
-        terms = Terms.encode(hyper, absent)
+        terms = Terms.encode(update.groups, absent)
         for position, low, high in self._places():
             values, out = gradient.part(low, high), self._inbox.part(low, high)
             note = self._terms.note(self.window, position, terms)
@@ -119,7 +126,7 @@ class Strip:
         return self._cuts[position] < self._cuts[position + 1]
 
     def _places(self) -> list[tuple[int, int, int]]:
-        ends = [(at, *self._cuts[at : at + 2]) for at in self._server.in_turn()]
+        ends = [(at, *self._cuts[at : at + 2]) for at in in_turn(self._server.comm)]
         return [(at, low, high) for at, low, high in ends if low < high]
 
     def _serve_push(self, call: Call) -> int:
@@ -127,9 +134,8 @@ class Strip:
         assert call.out is not None
         terms = self._terms.hear(call)
         self._gradient.copy_(call.values)
-        self.update.hyper = terms.settings(self.update.hyper)
-        self.update.leave_out(set(terms.without))
-        self.update.run()
+        groups = terms.settings(self._optimizer.settings)
+        self._optimizer.run(UpdateSettings(groups, frozenset(terms.without)))
         self._version += 1
         call.out.copy_(self._values)
         return self._version

@@ -4,32 +4,30 @@ Das et al. 2016 (arXiv 1602.06709). The sum of a bucket's gradients is spread ov
 soon as backward has it; each rank runs the optimizer on its own strip, 1/N of the work and of the
 optimizer's state; the new parameters are gathered just before the next forward reads them. So one
 half of the exchange hides behind backward and the other behind the next forward.
-
-Parameters shared by a machine's ranks are written only when every rank has entered the step:
-until then some backward pass may still read them.
 """
 
 from __future__ import annotations
 
-from syncline.comm.base import Communicator
-from syncline.engine.bucket import Bucket, Step
-from syncline.strategies.base import Spreadable, Strategy
+from collections.abc import Sequence
+
+from syncline.contract import Family, Plan, Strategy, UpdateSettings, World, deal
+from syncline.engine.bucket import Bucket
+from syncline.sizes import Size
+from syncline.strategies.settings import OwnSettings
 
 
 class Synchronous(Strategy):
     """All ranks take every step together and hold the same parameters."""
 
-    def start(self, replica: Spreadable, comm: Communicator) -> None:
-        self._comm = comm
+    def __init__(self, settings: OwnSettings | None = None, seed: int = 0) -> None:
+        self.settings = settings or OwnSettings()
+
+    def plan(self, world: World, sizes: Sequence[Size], shards: int) -> Plan:
+        return Plan((Family(world.everybody),), deal(shards, world.size, world.size))
 
     def gradient_ready(self, bucket: Bucket) -> None:
-        self._comm.reduce_scatter(bucket.gradient)
+        bucket.comm.reduce_scatter(bucket.gradient)
 
-    def step_entered(self, step: Step) -> None:
-        self._comm.all_reduce(step.flags)
-        if step.statistics is not None:
-            self._comm.all_reduce(step.statistics)
-
-    def before_use(self, bucket: Bucket) -> None:
-        bucket.update_strip()
-        self._comm.all_gather(bucket.parameters)
+    def before_use(self, bucket: Bucket, update: UpdateSettings) -> None:
+        bucket.optimizer.run(update)
+        bucket.comm.all_gather(bucket.parameters)

@@ -8,30 +8,27 @@ for one note goes ahead of it in calls of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from numbers import Real
 
 import msgspec
-import torch
 
 from syncline.comm.window import MAX_NOTE_BYTES, Call, Window
-from syncline.engine.update import Hyper
-
-_Setting = float | tuple[float, ...]
+from syncline.contract import GroupSettings
+from syncline.engine.told_settings import Numbers, numbers_of
 
 
 class Terms(msgspec.Struct, array_like=True):
-    """How a gradient is to be used: the step's settings by group, and who has no gradient."""
+    """How a gradient is to be used: the step's settings by group, and parameters without one."""
 
-    hyper: list[dict[str, _Setting]]
+    told: list[dict[str, Numbers]]
     without: list[int]
 
     @classmethod
-    def encode(cls, hyper: Hyper, without: Iterable[int]) -> bytes:
-        return msgspec.json.encode(cls([_numbers(group) for group in hyper], list(without)))
+    def encode(cls, settings: GroupSettings, without: Iterable[int]) -> bytes:
+        return msgspec.json.encode(cls([numbers_of(group) for group in settings], list(without)))
 
-    def settings(self, known: Hyper) -> Hyper:
+    def settings(self, known: GroupSettings) -> GroupSettings:
         """Return known settings with the told ones in their place."""
-        return [{**mine, **told} for mine, told in zip(known, self.hyper, strict=True)]
+        return [{**mine, **told} for mine, told in zip(known, self.told, strict=True)]
 
 
 class TermsTold:
@@ -65,16 +62,3 @@ class TermsTold:
             text = self._parts.pop(call.sender, b"") + call.note
             self._heard[call.sender] = msgspec.json.decode(text, type=Terms)
         return self._heard[call.sender]
-
-
-def _numbers(group: dict[str, object]) -> dict[str, _Setting]:
-    """Return the settings that a schedule may change: numbers and tuples of them, not switches."""
-    numbers: dict[str, _Setting] = {}
-    for key, value in group.items():
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            numbers[key] = float(value)
-        elif isinstance(value, tuple) and all(isinstance(one, Real) for one in value):
-            numbers[key] = tuple(map(float, value))
-        elif isinstance(value, Real) and not isinstance(value, bool):  # numpy's numbers too
-            numbers[key] = float(value)
-    return numbers

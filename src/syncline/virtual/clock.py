@@ -93,21 +93,29 @@ class Clock:
 
 
 class Signal:
-    """Something that happens once, for which processes wait."""
+    """Something that happens, for which processes wait."""
 
-    __slots__ = ("_clock", "_waiting", "is_set")
+    __slots__ = ("_clock", "_is_set", "_waiting", "_whose")
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, whose: str = "") -> None:
+        """`whose` is put before the reasons that `wait_for` is given."""
         self._clock = clock
+        self._whose = whose
         self._waiting: list[Process] = []
-        self.is_set = False
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def clear(self) -> None:
+        self._is_set = False
 
     @property
     def is_waited_for(self) -> bool:
         return bool(self._waiting)
 
     def set(self) -> None:
-        self.is_set = True
+        self._is_set = True
         waiting, self._waiting = self._waiting, []
         clock = self._clock
         for process in waiting:
@@ -115,8 +123,12 @@ class Signal:
 
     def wait(self, why: Callable[[], str]) -> None:
         """Wait inside a process; `why` says for people what for, should it never happen."""
-        if not self.is_set:
+        if not self._is_set:
             process = self._clock._current()
             process.waits_for = why
             self._waiting.append(process)
             self._clock._switch_away()
+
+    def wait_for(self, why: Callable[[], str]) -> None:
+        """Wait inside a process, for a reason that does not say whose it is."""
+        self.wait(lambda: self._whose + why())

@@ -1,7 +1,7 @@
 """The user's optimizer, run on a strip.
 
 A shallow copy of the optimizer gets the strip's pieces as its parameters and keeps its state for
-them alone: each rank holds 1/N of it. Hyper-parameters are those that the user's optimizer had on
+them alone: each rank holds 1/N of it. Settings are those that the user's optimizer had on
 entering `step()`, so that a scheduler's next move cannot race the comm lane.
 
 Where the optimizer is elementwise, a strip is updated in runs that do not stop at parameters, and
@@ -24,13 +24,12 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from syncline.contract import GroupSettings, UpdateSettings
 from syncline.engine.bucket import Bucket, Piece, Slot, pieces_of, view_of
 from syncline.errors import UsageError
 
 CACHE_ELEMENTS = 1 << 16
-
-Hyper = list[dict[str, Any]]
-"""The settings of each parameter group, without the parameters."""
+"""What is updated at once: 256 kB of each tensor of an update stay in a core's cache."""
 
 
 class Reach(Enum):
@@ -41,10 +40,12 @@ class Reach(Enum):
     PARAMETER = "each parameter as a whole"
 
 
-def snapshot(optimizer: Optimizer) -> Hyper:
+def snapshot(optimizer: Optimizer) -> GroupSettings:
     settings = [dict(group) for group in optimizer.param_groups]
     for group in settings:
         del group["params"]
+        if torch.Tensor in map(type, group.values()):  # a scheduler changes them in place
+            group.update({k: v.clone() for k, v in group.items() if isinstance(v, torch.Tensor)})
     return settings
 
 
@@ -55,14 +56,14 @@ def group_numbers(optimizer: Optimizer) -> dict[int, int]:
 
 
 def _clone(
-    optimizer: Optimizer, groups: Sequence[Sequence[torch.Tensor]], hyper: Hyper
+    optimizer: Optimizer, groups: Sequence[Sequence[torch.Tensor]], settings: GroupSettings
 ) -> Optimizer:
     """Copy an optimizer for other tensors: same rule and settings, no state, no hooks."""
     clone = copy.copy(optimizer)
     clone.state = defaultdict(dict)
     clone.param_groups = [
-        {**settings, "params": list(tensors)}
-        for settings, tensors in zip(hyper, groups, strict=True)
+        {**of_group, "params": list(tensors)}
+        for of_group, tensors in zip(settings, groups, strict=True)
     ]
     clone._optimizer_step_pre_hooks = OrderedDict()
     clone._optimizer_step_post_hooks = OrderedDict()
@@ -74,7 +75,9 @@ def idle_copy(optimizer: Optimizer) -> Optimizer:
     idle = _clone(optimizer, [], [])
     try:
         idle.step()
-    except Exception:  # one that looks at its groups' settings
+    except Exception:
+        # Some optimizers read their groups' settings in step(): give the copy groups without
+        # parameters.
         idle = _clone(optimizer, [()] * len(optimizer.param_groups), snapshot(optimizer))
     return idle
 
@@ -83,8 +86,7 @@ def _try(
     optimizer: Optimizer, tensors: list[torch.Tensor], gradients: list[list[torch.Tensor]]
 ) -> None:
     """Take steps with a copy of the optimizer, one for each list of gradients."""
-    hyper = snapshot(optimizer)[:1]
-    clone = _clone(optimizer, [tensors], hyper)
+    clone = _clone(optimizer, [tensors], snapshot(optimizer)[:1])
     for step in gradients:
         for tensor, gradient in zip(tensors, step, strict=True):
             tensor.grad = gradient.clone()
@@ -165,7 +167,7 @@ class Run:
     pieces: list[Piece]
 
 
-class StripUpdate:
+class OptimizerOnStrip:
     """The optimizer of one strip of one bucket, with its state."""
 
     def __init__(
@@ -183,14 +185,14 @@ class StripUpdate:
         self._memory = memory
         self._reach = reach
         self._group_of = group_of
-        self.hyper = snapshot(optimizer)
+        self.settings = snapshot(optimizer)
         self.runs = self._cut(list(pieces_of(bucket, start, stop)), merge=reach is Reach.ELEMENT)
         self._is_merged = any(len(run.pieces) > 1 for run in self.runs)
-        self.without: Set[int] = frozenset()
-        groups: list[list[torch.Tensor]] = [[] for _ in self.hyper]
+        self._without: Set[int] = frozenset()
+        groups: list[list[torch.Tensor]] = [[] for _ in self.settings]
         for run in self.runs:
             groups[run.group].append(run.tensor)
-        self._optimizer = _clone(optimizer, groups, self.hyper)
+        self._optimizer = _clone(optimizer, groups, self.settings)
         self._kept: dict[torch.Tensor, dict[str, Any]] = {}
         # The bare rule: hooks and profiling ranges belong to the user's own call of step().
         self._step = inspect.unwrap(type(optimizer).step)
@@ -208,7 +210,7 @@ class StripUpdate:
         return runs
 
     def _cut_stretch(self, stretch: list[Piece]) -> list[Run]:
-        settings = self.hyper[self._group_of(stretch[0].slot)]
+        settings = self.settings[self._group_of(stretch[0].slot)]
         is_whole = settings.get("fused") or settings.get("foreach")
         first, last = stretch[0].start, stretch[-1].stop
         length = last - first if is_whole else CACHE_ELEMENTS
@@ -233,11 +235,11 @@ class StripUpdate:
         tensor.grad = gradient
         return Run(start, stop, tensor, gradient, self._group_of(slot), pieces)
 
-    def leave_out(self, numbers: Set[int]) -> None:
+    def _leave_out(self, numbers: Set[int]) -> None:
         """Do not touch these parameters in the next update: no rank has a gradient for them."""
-        if numbers == self.without:
+        if numbers == self._without:
             return
-        self.without = numbers
+        self._without = numbers
         if self._is_merged:
             self._separate()
         for run in self.runs:
@@ -287,15 +289,18 @@ class StripUpdate:
                     state[key] = value
                 yield piece.start, piece.stop, state
 
-    def run(self) -> None:
+    def run(self, update: UpdateSettings) -> None:
+        """Update the strip with the settings of one step."""
+        self._leave_out(update.without)
         if self.runs:
-            for group, settings in zip(self._optimizer.param_groups, self.hyper, strict=True):
+            for group, settings in zip(self._optimizer.param_groups, update.groups, strict=True):
                 group.update(settings)
             with self._no_grad:
                 self._step(self._optimizer)
 
-    def keep(self) -> None:
-        """Remember the state, so that the next run can be undone."""
+    def keep(self, without: frozenset[int]) -> None:
+        """Remember the state, so that the next run, without some parameters, can be undone."""
+        self._leave_out(without)
         self._kept = {
             tensor: {key: _copied(value) for key, value in state.items()}
             for tensor, state in self._optimizer.state.items()

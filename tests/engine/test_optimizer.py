@@ -8,8 +8,8 @@ from torch import nn
 
 from syncline.comm.alone import Alone
 from syncline.engine.lane import Lane
+from syncline.engine.optimizer import Reach, find_reach, leaves_gradients
 from syncline.engine.replica import Replica
-from syncline.engine.update import Reach, find_reach, leaves_gradients
 from syncline.errors import UsageError
 from syncline.strategies import Synchronous
 
@@ -37,7 +37,7 @@ def test_runs_stop_at_the_ends_of_parameters_where_a_cut_changes_bits(fused, end
     model(torch.ones(2, 5)).sum().backward()
     optimizer.step()
     (bucket,) = replica.buckets
-    lengths = [len(run.pieces) for run in bucket.update.runs]
+    lengths = [len(run.pieces) for run in bucket.optimizer.runs]
     assert lengths == ([1] * 4 if ends_with_parameters else [4])
 
 

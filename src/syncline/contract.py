@@ -1,0 +1,285 @@
+"""The contract between a strategy and the engine that drives it.
+
+A strategy says what happens to one bucket between two moments: its gradient has just become ready
+(backward), and its parameters are about to be read (next forward). It has six methods.
+
+First it plans, as a pure function: which parameters are treated alike, which ranks add up their
+gradients, who updates what, in whose memory, and where buckets end. Then its hooks run on the comm
+lane, bucket by bucket, as blocking, straight-line code. Which clock the lane follows, real or
+virtual, and over which wires messages go is the engine's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+from syncline.errors import ConfigError
+from syncline.sizes import BY_SIZE, BucketRule, Size, Times
+from syncline.strategies.settings import OwnSettings
+
+if TYPE_CHECKING:
+    import torch
+
+    from syncline.comm.base import Communicator
+    from syncline.engine.bucket import Bucket, Slot, StripOptimizer
+    from syncline.engine.state import State
+
+Group = tuple[int, ...]
+"""Some of the world's ranks, in ascending order."""
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of a job, as far as a plan may depend on them."""
+
+    machines: tuple[Group, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(len(ranks) for ranks in self.machines)
+
+    @property
+    def everybody(self) -> tuple[Group, ...]:
+        """One group of all ranks."""
+        return (tuple(range(self.size)),)
+
+    @property
+    def each_alone(self) -> tuple[Group, ...]:
+        """A group for every rank."""
+        return tuple((rank,) for rank in range(self.size))
+
+
+@dataclass(frozen=True)
+class Family:
+    """Parameters that are treated alike."""
+
+    groups: tuple[Group, ...]
+    """All ranks of the world, in groups that share none. The ranks of a group hold one set of these
+    parameters and add up their gradients, each group by itself."""
+    updates: Literal["strips", "each"] = "strips"
+    """Who runs the optimizer: the owner of each strip on that strip, and `before_use` gathers the
+    strips; or every rank on everything."""
+    owners: frozenset[int] | None = None
+    """The ranks that own strips; None for all."""
+    memory: Literal["common", "private"] = "common"
+    """Whether ranks of a machine share one copy of the parameters."""
+    buckets: BucketRule = BY_SIZE
+    parameters: frozenset[int] | None = None
+    """Their numbers; None for all that no family before this one names."""
+
+    def __post_init__(self) -> None:
+        if self.memory == "common" and self.updates == "each":
+            raise ValueError("a rank that updates more than its own strip needs private memory")
+        if self.owners is None:
+            return
+        if self.updates == "each":
+            raise ValueError("where every rank updates everything nobody owns strips")
+        if not all(self.owners.intersection(group) for group in self.groups):
+            raise ValueError(f"a group of {self.groups} has no rank that owns its strips")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a strategy does with a model's parameters: the same value on every rank."""
+
+    families: tuple[Family, ...]
+    shards: tuple[range, ...]
+    """By rank: the shards of a step that it computes; none on a rank that only serves others."""
+    overlap: bool | None = None
+    """Whether the exchange runs beside compute; None for what suits the model's size."""
+    answers_calls: bool = False
+    """Whether other ranks may call this one at any time, through windows."""
+    keeps_own: bool = False
+    """Whether each rank has parameters that no other has, which a checkpoint holds as well."""
+
+    def __post_init__(self) -> None:
+        for family in self.families:
+            ranks = sorted(rank for group in family.groups for rank in group)
+            if ranks != list(range(len(self.shards))):
+                raise ValueError(f"the groups {family.groups} do not hold each rank once")
+        for group in self.step_groups:
+            if len(group) > 1 and not self.shards[group[0]]:
+                raise ValueError(f"rank {group[0]} speaks for {group}, so it has to compute")
+
+    def family_of(self, number: int) -> int:
+        """Return the index of the family that a parameter belongs to."""
+        for index, family in enumerate(self.families):
+            if family.parameters is None or number in family.parameters:
+                return index
+        raise ValueError(f"no family holds parameter {number}")
+
+    def times_for(self, measured: Callable[[], Times]) -> Times:
+        """Return seconds of backward by layer, where a rule for buckets needs them.
+
+        `measured` is asked if the rule does not know them already.
+        """
+        for family in self.families:
+            if family.buckets.needs_times:
+                return measured() if family.buckets.times is None else family.buckets.times
+        return ()
+
+    def serves(self, group: Group) -> bool:
+        """Say whether a rank of the group computes nothing and takes part in steps of others."""
+        return len(group) > 1 and not all(self.shards[rank] for rank in group)
+
+    @cached_property
+    def step_groups(self) -> tuple[Group, ...]:
+        """The ranks that take each step together: those joined by groups of any family."""
+        group_of = {rank: {rank} for rank in range(len(self.shards))}
+        for family in self.families:
+            for group in family.groups:
+                joined = set().union(*(group_of[rank] for rank in group))
+                group_of.update(dict.fromkeys(joined, joined))
+        return tuple(dict.fromkeys(tuple(sorted(group_of[rank])) for rank in sorted(group_of)))
+
+
+def deal(shards: int, workers: int, ranks: int) -> tuple[range, ...]:
+    """Deal shards to the first `workers` ranks, in order; the others get none.
+
+    The first get one more where they do not come out even.
+
+    >>> deal(5, 2, 3)
+    (range(0, 3), range(3, 5), range(0, 0))
+    """
+    share, more = divmod(shards, workers)
+    dealt = []
+    low = 0
+    for rank in range(ranks):
+        high = low + (share + (rank < more) if rank < workers else 0)
+        dealt.append(range(low, high) if rank < workers else range(0))
+        low = high
+    return tuple(dealt)
+
+
+GroupSettings = list[dict[str, Any]]
+"""The settings of each parameter group of an optimizer, without the parameters."""
+
+
+class UpdateSettings(NamedTuple):
+    """How the optimizer runs in one step."""
+
+    groups: GroupSettings
+    """What they were when `optimizer.step()` was called."""
+    without: frozenset[int]
+    """Parameters that get no update: no rank has a gradient for them."""
+
+
+class Model(Protocol):
+    """What a strategy may ask of a model that is laid out, on either clock."""
+
+    slots: Sequence[Slot]
+    buckets: Sequence[Bucket]
+    total_steps: int | None
+    """The number of the run's last step plus one; None if nobody knows it, as in a script."""
+
+    def cut(self, bucket: Bucket, owns: Sequence[bool]) -> tuple[int, ...]:
+        """Cut a bucket into strips that the optimizer can update one by one.
+
+        There is a strip for each position; those that own nothing get an empty one.
+        """
+
+    def optimizer_of(
+        self, bucket: Bucket, parameters: torch.Tensor, gradient: torch.Tensor, low: int, high: int
+    ) -> StripOptimizer:
+        """Make the user's optimizer for elements `low` to `high` of memory laid out as a bucket."""
+
+    def flat_buffers(self) -> torch.Tensor:
+        """Return a copy of all buffers that hold numbers, flat; empty where nothing is computed."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint holds for a strategy that goes on from it; empty at a fresh start."""
+
+    state: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What `Whole.state` returned; empty on a rank that is new."""
+    parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """The parameters that represented the run, by name."""
+
+
+class WholeValues(NamedTuple):
+    """The parameters and buffers that represent a run."""
+
+    buckets: list[torch.Tensor]
+    buffers: torch.Tensor
+
+
+class Whole(Protocol):
+    """The parameters that represent a run whose ranks hold different ones.
+
+    A strategy whose ranks all hold the same parameters needs none: `start` returns None.
+    """
+
+    def gather(self, *, is_wanted: bool) -> WholeValues | None:
+        """Put the values together. Every rank that is there calls it; None where not wanted."""
+
+    def gather_state(self, *, is_wanted: bool) -> State | None:
+        """Return the whole optimizer state; None for this rank's own. Every rank calls it."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return what a checkpoint must hold besides parameters and optimizer state."""
+
+    def meet(self) -> None:
+        """Wait for all ranks that are not gone."""
+
+    def missing(self) -> list[int]:
+        """Return the ranks that did not come to the last `gather`."""
+
+    def stay(self) -> None:
+        """Before this rank leaves: serve the others until they leave too, if they need it."""
+
+    def serve(self) -> None:
+        """Serve the others until every rank that computes has left."""
+
+    def open(self) -> None:
+        """Let other ranks call: saved state is in place. Every rank calls it."""
+
+    def mean_of(self, number: float) -> float:
+        """Return the mean of a number over the ranks that are there. Every rank calls it."""
+
+    def report(self) -> dict[str, Any]:
+        """Return what this rank knows about the run, as plain data."""
+
+
+class Strategy:
+    """One way to spread SGD over ranks. All hooks run on the comm lane, in one fixed order."""
+
+    settings: OwnSettings
+
+    def plan(self, world: World, sizes: Sequence[Size], shards: int) -> Plan:
+        """Plan for these ranks, parameters and shards. A pure function."""
+        raise NotImplementedError
+
+    def start(self, model: Model, comm: Communicator, saved: Saved) -> Whole | None:
+        """Allocate state; the buckets are laid out. Every rank of the world calls it.
+
+        `comm` is the world's; `bucket.comm` is that of the bucket's group.
+        """
+        return None
+
+    def gradient_ready(self, bucket: Bucket) -> None:
+        """Backward has finished this bucket on this rank. Last layers come first."""
+
+    def step_entered(self, step: int) -> None:
+        """All ranks of this rank's step group have entered `optimizer.step()`."""
+
+    def before_use(self, bucket: Bucket, update: UpdateSettings) -> None:
+        """The bucket's parameters will be read next. First layers come first."""
+        raise NotImplementedError
+
+    def discard(self, bucket: Bucket) -> None:
+        """There will be no step for the gradient that was ready: every rank drops it."""
+
+
+def check_shards(shards: int, workers: int) -> None:
+    """Refuse a number of shards that leaves a rank without one."""
+    if shards < workers:
+        raise ConfigError(
+            "strategy.shards",
+            f"got {shards} with {workers} ranks",
+            "each rank needs a shard",
+            f"Use at least {workers} shards, or at most {shards} ranks.",
+        )

@@ -1,0 +1,184 @@
+"""Buckets of a real model: built once, when the first shard's gradients have come.
+
+The layout must be the same on every rank, so rank 0 tells the others what it depends on: the order
+in which forward used the parameters, the number of cores, the times of the first backward.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from syncline.comm.base import Communicator, exchange_bytes
+from syncline.comm.control import Control
+from syncline.contract import Plan
+from syncline.engine.bucket import Bucket, Slot, spans_of, view_of
+from syncline.engine.buffers import flat_buffers
+from syncline.engine.early import EarlyUpdates
+from syncline.engine.first_use import order_of
+from syncline.engine.gradients import Gradients
+from syncline.engine.lane import Lane
+from syncline.engine.layout import Layout, cut, lay_out
+from syncline.engine.memory import make_buckets, shapes_of
+from syncline.engine.optimizer import OptimizerOnStrip, Reach, find_reach, group_numbers
+from syncline.engine.share import Share
+from syncline.engine.waiting import ThreadEvent
+from syncline.perf.trace import TaskId
+
+
+def start_from_rank_0(model: nn.Module, comm: Communicator, lane: Lane) -> None:
+    """Give every rank rank 0's parameters and buffers. Every rank calls it."""
+    root = comm.ranks.index(min(comm.ranks))
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *model.buffers()]:
+            source = tensor.detach()
+            flat = source.contiguous()
+            lane.call(comm.broadcast, flat, root)
+            if flat.data_ptr() != source.data_ptr():
+                source.copy_(flat)
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a layout depends on besides the job."""
+
+    order: tuple[int, ...]
+    """Parameters that got a gradient, in their order of first use."""
+    idle: tuple[int, ...]
+    cores: int
+    backward_s: tuple[tuple[str, float], ...]
+    """Seconds by layer, if the plan needs them."""
+
+
+def agree_on_facts(
+    plan: Plan, comm: Communicator, gradients: Gradients, first_use: Sequence[int]
+) -> Facts:
+    """Return rank 0's facts. Every rank calls it, on the comm lane."""
+    used = {slot.number for slot in gradients.slots if slot.fired}
+    order, idle = order_of(first_use, used, len(gradients.slots))
+    times = plan.times_for(lambda: tuple(gradients.backward_s().items()))
+    mine = Facts(tuple(order), tuple(idle), os.cpu_count() or 1, times)
+    everybody = exchange_bytes(comm, msgspec.json.encode(mine))
+    return msgspec.json.decode(everybody[comm.ranks.index(min(comm.ranks))], type=Facts)
+
+
+class RealTiming:
+    """The clock on the wall, events between threads, and the progress board."""
+
+    now = staticmethod(time.perf_counter)
+    event = ThreadEvent
+
+    def __init__(self, control: Control | None) -> None:
+        self.note: Callable[[str, int, int], None] = _note_nothing
+        if control is not None:
+            self.note = control.progress.write
+
+    def waited_for(self) -> tuple[TaskId, ...]:
+        return ()
+
+
+def _note_nothing(phase: str, bucket: int, step: int) -> None:
+    """In a world of one nobody looks at the progress board."""
+
+
+class LaidOutModel:
+    """A model's parameters in buckets: what a strategy sees of it (`contract.Model`)."""
+
+    layout: Layout
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        slots: Sequence[Slot],
+        total_steps: int | None = None,
+    ) -> None:
+        self.slots = slots
+        self.total_steps = total_steps
+        self.buckets: Sequence[Bucket] = ()
+        """Empty until they are built."""
+        self.reach = find_reach(optimizer)
+        self._model = model
+        self._optimizer = optimizer
+        self._group_of = group_numbers(optimizer)
+
+    def lay_out(
+        self,
+        facts: Facts,
+        plan: Plan,
+        share: Share,
+        comm: Communicator,
+        early: EarlyUpdates,
+        *,
+        overlap: bool,
+        bucket_bytes: int,
+        private: bool,
+    ) -> None:
+        """Put parameters and gradients into flat memory. Every rank calls it, on the comm lane."""
+        order = [self.slots[number].size() for number in facts.order]
+        idle = [self.slots[number].size(is_used=False) for number in facts.idle]
+        self.layout = lay_out(
+            (*order, *idle),
+            plan,
+            shapes_of(plan, share),
+            overlap=overlap,
+            bucket_bytes=bucket_bytes,
+            cores=facts.cores,
+            inside_parameters=self.reach is not Reach.PARAMETER,
+            backward_s=facts.backward_s,
+        )
+        self.buckets = make_buckets(
+            self.layout, plan, share, comm, self.slots, RealTiming.event, private=private
+        )
+        used = [bucket for bucket in self.buckets if bucket.slots[0].number not in facts.idle]
+        early.prepare(used, share.step.comm)
+        for bucket in self.buckets:
+            memory = bucket.parameters.memory
+            for slot in bucket.slots:
+                # Where the memory is common, all ranks of the machine write the same values.
+                view_of(memory.mine, slot).copy_(slot.parameter.detach())
+            if bucket.has_copy:
+                bucket.in_use.memory.mine.copy_(memory.mine)
+        comm.barrier()
+        for bucket in self.buckets:
+            for slot in bucket.slots:
+                slot.parameter.data = view_of(bucket.in_use.memory.mine, slot)
+            mine = (bucket.parameters.memory.mine, bucket.summed)
+            bucket.optimizer = self.optimizer_of(bucket, *mine, *bucket.owned)
+
+    def optimizer_of(
+        self, bucket: Bucket, parameters: torch.Tensor, gradient: torch.Tensor, low: int, high: int
+    ) -> OptimizerOnStrip:
+        """Make the user's optimizer for elements `low` to `high` of memory laid out as a bucket."""
+        memory = (parameters, gradient)
+        return OptimizerOnStrip(
+            self._optimizer, bucket, memory, low, high, self.reach, self._group_number
+        )
+
+    def cut(self, bucket: Bucket, owns: Sequence[bool]) -> tuple[int, ...]:
+        """Cut a bucket into strips that the optimizer can update one by one."""
+        inside = self.reach is not Reach.PARAMETER
+        spans = spans_of(bucket)
+        return cut(spans, bucket.num_elements, tuple(owns), inside_parameters=inside)
+
+    def flat_buffers(self) -> torch.Tensor:
+        """Return a copy of all buffers that hold numbers, flat."""
+        return flat_buffers(self._model)
+
+    def describe(self, bucket_bytes: int) -> str:
+        """Say how the parameters lie in buckets, for people."""
+        total = sum(bucket.size_bytes for bucket in self.buckets)
+        largest = max((bucket.size_bytes for bucket in self.buckets), default=0)
+        return (
+            f"{total / 1e6:.1f} MB of parameters in {len(self.buckets)} buckets, "
+            f"the largest {largest / 1e6:.1f} MB (bucket_bytes {bucket_bytes}); "
+            f"optimizer updates {self.reach.value}"
+        )
+
+    def _group_number(self, slot: Slot) -> int:
+        return self._group_of[id(slot.parameter)]

@@ -1,0 +1,270 @@
+"""The compute lane's half of a step: the user's thread, from backward to the next forward.
+
+Gradients are taken from autograd (`gradients.py`), complete buckets are given to the comm lane
+(`steps.py`), and uses of parameters wait for them (`waiting.py`). Here is the order of all that:
+what `optimizer.step()`, clipping and dropping do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from syncline.comm.control import Control
+from syncline.contract import GroupSettings, Strategy
+from syncline.engine.bucket import Bucket, Slot
+from syncline.engine.buffers import Buffers
+from syncline.engine.clip import Norm
+from syncline.engine.early import EarlyUpdates
+from syncline.engine.flags import Flags, encode
+from syncline.engine.gradients import Gradients
+from syncline.engine.lane import Lane
+from syncline.engine.memory import open_shard
+from syncline.engine.optimizer import idle_copy, snapshot
+from syncline.engine.parameters import Guarded, become, raw_grad
+from syncline.engine.refusals import ChangesOutside, refuse_incomplete_step, refuse_steps_of_server
+from syncline.engine.share import Share
+from syncline.engine.steps import Steps
+from syncline.engine.told_settings import flatten
+from syncline.engine.waiting import Waiting
+from syncline.errors import UsageError
+
+
+class ComputeLane:
+    """One rank's compute lane."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        slots: Sequence[Slot],
+        share: Share,
+        buffers: Buffers,
+        early: EarlyUpdates,
+        outside: ChangesOutside,
+        lane: Lane,
+        control: Control | None,
+        *,
+        overlap: bool,
+        build: Callable[[], None],
+    ) -> None:
+        """`build` lays out the buckets when the first shard's gradients are complete."""
+        self.step_number = 0
+        self.check: Callable[[], None] | None = None
+        """Asked before every step, if there is anything to refuse."""
+        self._optimizer = optimizer
+        self._idle_optimizer = idle_copy(optimizer)
+        self._slots = slots
+        self._share = share
+        self._rank = share.rank
+        self._buffers = buffers
+        self._early = early
+        self._outside = outside
+        self._lane = lane
+        self._control = control
+        self.overlap = overlap
+        self._steps: Steps | None = None
+        self._norm: Norm | None = None
+        self._no_grad = torch.no_grad()  # made once: that costs more than to enter it
+        self.gradients = Gradients(
+            slots, share, buffers, build=build, wait=self._wait, complete=self.send_ready
+        )
+        self._handles = list(self.gradients.hook())
+        self.waiting = Waiting(model, slots, early)
+        lane.wake_on_failure(self._wake)
+
+    @property
+    def steps(self) -> Steps | None:
+        """The comm lane's half; None before the first step."""
+        return self._steps
+
+    @property
+    def _built(self) -> Steps:
+        assert self._steps is not None
+        return self._steps
+
+    def begin(self, steps: Steps, buckets: Sequence[Bucket]) -> None:
+        """Take steps from now on: the buckets are built."""
+        self._steps, self._buckets = steps, buckets
+        if self._share.mine:
+            open_shard(buckets, self.gradients.shard)
+        self.gradients.begin(buckets, sends_in_backward=self.overlap)
+        self.waiting.begin(steps, buckets)
+
+    def make_flags(self) -> Flags:
+        """Allocate what ranks tell each other in every step. Every rank calls it."""
+        step, num_told = self._share.step, len(self._told_to_servers(snapshot(self._optimizer)))
+        return Flags(step.comm, len(self._slots), len(step.shards), num_told)
+
+    def take_off(self) -> None:
+        """Take the hooks off parameters and modules.
+
+        Where nothing overlaps they are not needed: parameters are up to date when `step()` returns,
+        and `step()` takes the gradients.
+        """
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self.waiting.take_off()
+
+    # Step.
+
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Runs in place of the optimizer's own step, which is left with nothing to do."""
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        instead: dict[str, Any] = {}
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+            instead["closure"] = lambda: loss
+        self._lane.check()
+        self._outside.check()
+        if self.check is not None:
+            self.check()
+        if self.gradients.is_sent and any(
+            raw_grad(slot.parameter) is not None for slot in self._slots
+        ):
+            raise UsageError("backward() ran again after the gradients were clipped. Clip last.")
+        with self._no_grad:
+            settings = snapshot(self._optimizer)
+            if self.overlap:
+                self._finish_backward()
+                self._early.check(settings)
+                self._built.enter(self.step_number, self._new_flags(settings), settings)
+                self.waiting.leave()
+            else:
+                self._close_backward()
+                flags = self._new_flags(settings)
+                self._built.exchange_inline(self.step_number, flags, settings)
+            self._begin_next_step()
+        self._outside.raise_versions()
+        return (self._idle_optimizer,), instead
+
+    def _close_backward(self) -> None:
+        """Close the last shard; refuse a step whose shards are not all done."""
+        mine, shard = self._share.mine, self.gradients.shard
+        if not mine:
+            raise refuse_steps_of_server(self._rank)
+        if shard != mine[-1]:
+            raise refuse_incomplete_step(self._share.plan, shard - mine[0] + 1, len(mine))
+        self.gradients.close_shard()
+
+    def _finish_backward(self) -> None:
+        """Close the last shard and send every bucket that is not on its way yet."""
+        if self.gradients.is_sent:
+            return
+        self._close_backward()
+        self.send_ready()
+        self.gradients.is_sent = True
+
+    def send_ready(self) -> None:
+        """Give the comm lane the buckets that are complete."""
+        self._built.send_ready(self._early_settings)
+
+    def _early_settings(self) -> GroupSettings:
+        return self._early.settings(self._optimizer)
+
+    def _new_flags(self, settings: GroupSettings) -> list[float]:
+        return encode(
+            [slot.has_gradient for slot in self._slots],
+            has_changed_buffers=self._buffers.has_changed_others,
+            is_spoilt=self._early.spoilt_by is not None,
+            step_s=self._early.step_s(),
+            losses=self.gradients.losses,
+            settings=self._told_to_servers(settings) if self._share.is_served else (),
+        )
+
+    def _told_to_servers(self, settings: GroupSettings) -> list[float]:
+        """Return what the first rank tells those that only serve; the others add zeros."""
+        if not self._share.is_served:
+            return []
+        told = [*flatten(settings), *self._buffers.counts()]
+        return told if self._share.tells else [0.0] * len(told)
+
+    def _begin_next_step(self) -> None:
+        self.step_number += 1
+        if self._control is not None:
+            self._control.progress.step = self.step_number
+        self._early.begin_step()
+        self.gradients.begin_step()
+
+    def serve_step(self, clip_norm: float | None) -> None:
+        """Take part in a step of the others, on a rank that computes nothing."""
+        with self._no_grad:
+            settings = snapshot(self._optimizer)
+            for bucket in self._buckets:
+                bucket.untaken = 0
+            if self.overlap or clip_norm is not None:
+                self.send_ready()
+            if clip_norm is not None:
+                self._lane.call(self._clip, clip_norm)
+            flags = self._new_flags(settings)
+            if self.overlap:
+                self._built.enter(self.step_number, flags, settings)
+                self.waiting.synchronize()
+            else:
+                self._built.exchange_inline(self.step_number, flags, settings)
+            self._begin_next_step()
+        self._outside.raise_versions()
+
+    # Waiting.
+
+    def _wait(self, bucket: Bucket) -> None:
+        self.waiting.wait(bucket)
+
+    def _wake(self) -> None:
+        if self._steps is not None:
+            self._steps.wake()
+
+    def synchronize(self) -> None:
+        """Wait until every parameter and buffer is up to date."""
+        self._lane.check()
+        self.waiting.synchronize()
+
+    def settle(self, reason: str) -> None:
+        """Wait for the last step, and undo what was taken early of the next, for a reason."""
+        self.synchronize()
+        if self._early.why_not is None and self._steps is not None and self._steps.has_sent:
+            self._lane.drain()
+            self._early.spoil(reason)
+            for bucket in self._buckets:
+                self._early.undo(bucket)
+
+    # Clipping and dropping.
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale the step's gradients so that their global norm is at most `max_norm`."""
+        with torch.no_grad():
+            self._finish_backward()
+        self._early.spoil("gradients are clipped")
+        started = time.perf_counter()
+        norm = self._lane.call(self._clip, max_norm)
+        self._built.waited_s += time.perf_counter() - started
+        return norm
+
+    def _clip(self, max_norm: float) -> torch.Tensor:
+        if self._norm is None:
+            self._norm = Norm(self._slots, self._buckets, self._share.step.comm)
+        return self._norm.clip(max_norm)
+
+    def discard_gradients(self, strategy: Strategy) -> None:
+        """Drop this step's gradients, which every rank drops."""
+        with torch.no_grad():
+            self._finish_backward()
+        # Peers may still be adding up what was sent here; what they get, they drop as well.
+        self._lane.drain()
+        self.settle("gradients were dropped")
+        for bucket in self._buckets:
+            self._lane.call(strategy.discard, bucket)
+        self._built.discard()
+        self._buffers.begin_shard()  # on all ranks alike: no shard of this step counts
+        self.step_number -= 1
+        self._begin_next_step()
+        for slot in self._slots:
+            become(slot.parameter, Parameter if self.overlap else Guarded)

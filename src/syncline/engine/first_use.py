@@ -1,0 +1,78 @@
+"""The order in which forward first uses a model's parameters, found the same way for both clocks.
+
+A parameter is used when a module that owns it is called, or when any torch function touches it:
+weights are also used outside their module (tied weights, `F.linear(x, other.weight)`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence, Set
+from typing import Any
+
+from torch import nn
+from torch.nn import Parameter
+
+from syncline.engine.parameters import InFlight, become, waiters
+
+_READ_BELOW = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.MultiheadAttention)
+"""Modules that read the parameters of modules below them without calling those."""
+
+
+def owners_of(
+    model: nn.Module, parameters: Sequence[Parameter]
+) -> Iterator[tuple[nn.Module, list[int]]]:
+    """Yield every module with the numbers of the parameters that its forward reads by itself."""
+    number_of = {id(parameter): number for number, parameter in enumerate(parameters)}
+    for module in model.modules():
+        own = module.parameters(recurse=isinstance(module, _READ_BELOW))
+        yield module, [number_of[id(p)] for p in own if id(p) in number_of]
+
+
+def order_of(
+    first_use: Sequence[int], with_gradient: Set[int], num_parameters: int
+) -> tuple[list[int], list[int]]:
+    """Return the order in which parameters lie in buckets, and those without use.
+
+    Those with a gradient come in their order of first use; those that nobody saw being used after
+    them.
+
+    >>> order_of([2, 0], {0, 1, 2}, 4)
+    ([2, 0, 1], [3])
+    """
+    seen = dict.fromkeys(number for number in first_use if number in with_gradient)
+    order = [*seen, *(number for number in sorted(with_gradient) if number not in seen)]
+    return order, [number for number in range(num_parameters) if number not in with_gradient]
+
+
+class FirstUse:
+    """Notes the order while forward runs for the first time."""
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        self._parameters = parameters
+        self.order: list[int] = []
+        """Numbers of the parameters used so far."""
+        for parameter in parameters:
+            become(parameter, InFlight)  # the first touch is noted
+
+    def touch(self, number: int) -> None:
+        """A parameter is used for the first time."""
+        self.order.append(number)
+        become(self._parameters[number], Parameter)
+
+    def touch_all(self, numbers: Sequence[int]) -> None:
+        """A module that owns these parameters is called."""
+        for number in numbers:
+            if type(self._parameters[number]) is InFlight:
+                self.touch(number)
+
+    def watch(self, model: nn.Module) -> None:
+        """Note uses by hooks of its own, on a model that nobody else watches."""
+        for number, parameter in enumerate(self._parameters):
+            waiters.set(parameter, functools.partial(self.touch, number))
+        for module, numbers in owners_of(model, self._parameters):
+            if numbers:
+                module.register_forward_pre_hook(self._make_hook(numbers))
+
+    def _make_hook(self, numbers: list[int]) -> Any:
+        return lambda *_: self.touch_all(numbers)

@@ -1,0 +1,88 @@
+"""What ranks tell each other in every step, in one small sum: written and read here alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from syncline.comm.base import Communicator, Partials, small_sum
+
+_NUM_EXTRA = 3
+"""Numbers between those of the parameters and the losses: see `encode`."""
+
+
+class Told(NamedTuple):
+    """What all ranks of a step group said together."""
+
+    without: frozenset[int]
+    """Parameters for which no rank has a gradient."""
+    has_changed_buffers: bool
+    is_spoilt: bool
+    """Whether updates that were taken early do not hold on some rank."""
+    step_s: float
+    """The time since the last step was entered, added up over ranks."""
+    settings: list[float]
+    """What ranks that only serve cannot know: the numbers of the optimizer's settings, and how many
+    batches norm layers have seen. Empty where all ranks compute."""
+
+
+def encode(
+    has_gradient: Sequence[bool],
+    *,
+    has_changed_buffers: bool,
+    is_spoilt: bool,
+    step_s: float,
+    losses: Sequence[float],
+    settings: Sequence[float] = (),
+) -> list[float]:
+    """Put what one rank has to say into the order of the sum.
+
+    `losses` has a place for each shard of the step group, and zero where the shard is another's.
+    One rank tells the `settings`, the others zeros.
+    """
+    return [
+        *map(float, has_gradient),
+        float(has_changed_buffers),
+        float(is_spoilt),
+        step_s,
+        *losses,
+        *settings,
+    ]
+
+
+class Flags:
+    """The sum, in memory of the step group."""
+
+    def __init__(
+        self, comm: Communicator, num_parameters: int, num_losses: int, num_settings: int = 0
+    ) -> None:
+        self._num_parameters = num_parameters
+        self._num_losses = num_losses
+        self._num_settings = num_settings
+        num_elements = num_parameters + _NUM_EXTRA + num_losses + num_settings
+        # Settings are Python's floats, and the update must see all their bits.
+        dtype = torch.float64 if num_settings else torch.float32
+        self.partials: Partials = small_sum(comm, num_elements, dtype)
+        mine = self.partials.slots[0].mine
+        self._view = None if mine.is_meta else mine.numpy()
+
+    def write(self, values: Sequence[float]) -> None:
+        """Write what this rank has to say, as `encode` returned it."""
+        if self._view is not None:
+            self._view[:] = values
+
+    def read(self) -> Told:
+        """Return what all said, after the sum."""
+        found = self.partials.result.tolist()
+        *has_gradient, has_changed, spoilt, step_s = found[: self._num_parameters + _NUM_EXTRA]
+        without = frozenset(number for number, has in enumerate(has_gradient) if not has)
+        settings = found[-self._num_settings :] if self._num_settings else []
+        return Told(without, has_changed > 0, spoilt > 0, step_s, settings)
+
+    @property
+    def losses(self) -> list[float]:
+        """The losses of the last step, by shard of the step group."""
+        first = self._num_parameters + _NUM_EXTRA
+        return self.partials.result[first : first + self._num_losses].tolist()

@@ -1,0 +1,201 @@
+"""Where everything lies, and in which order it goes: worked out once, for both clocks.
+
+A layout is a pure function of sizes, the plan, the shape of the groups and what the user wishes.
+Real and virtual ranks call it with the same facts, so they run the same program.
+
+There are two moments. `choose` needs the total size alone and is called before the first forward,
+since the hooks on modules depend on it. `lay_out` needs the order of first use, which is known
+after the first backward.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from syncline.comm.hub import ALONE
+from syncline.contract import Family, Plan
+from syncline.sizes import Size, aligned_elements
+
+BLOCK_ELEMENTS = 1024
+"""Strips and norms are cut at multiples of this from a parameter's start: a block is updated by the
+same instructions whoever owns it. Smaller blocks would make more norms to exchange."""
+
+SMALLEST_BUCKET_BYTES = 256 << 10
+"""A smaller message costs as much as this one: meetings and calls, not bytes."""
+LARGEST_BUCKET_BYTES = 16 << 20
+"""A larger bucket hides no better, and the first one of forward is waited for as a whole."""
+
+INLINE_BYTES = 1 << 20
+"""Below this size handing work to another thread costs more than it can hide (decision 3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A group of ranks, as far as layout is concerned."""
+
+    size: int
+    num_machines: int = 1
+    num_channels: int = 1
+    owns: tuple[bool, ...] | None = None
+    """By position: whether it may own strips; None if all may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One bucket of a layout: its parameters, their offsets, the owners' strips, its channel."""
+
+    index: int
+    family: int
+    numbers: tuple[int, ...]
+    offsets: tuple[int, ...]
+    num_elements: int
+    cuts: tuple[int, ...]
+    channel: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A model cut into buckets."""
+
+    overlap: bool
+    bucket_bytes: int
+    places: tuple[Place, ...]
+    """In the order of first use; parameters without use come last."""
+    send_order: tuple[int, ...]
+    """Indices of `places`: last layers first, parameters without use at the end."""
+    step_channel: int
+
+    def to_json_dict(self) -> dict[str, bool | int]:
+        """Return what a result tells of it."""
+        return {
+            "overlap": self.overlap,
+            "bucket_bytes": self.bucket_bytes,
+            "num_buckets": len(self.places),
+        }
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user asked for; None for what is best."""
+
+    overlap: bool | None = None
+    bucket_bytes: int | None = None
+
+
+def choose_bucket_bytes(total_bytes: int) -> int:
+    """Choose a size: about sixteen buckets, none too small to be worth a message.
+
+    With sixteen, what cannot hide behind compute (the first one) is a sixteenth of the model.
+
+    >>> choose_bucket_bytes(45_000_000 * 4) // 2**20
+    10
+    """
+    return min(max(total_bytes // 16, SMALLEST_BUCKET_BYTES), LARGEST_BUCKET_BYTES)
+
+
+def choose(total_bytes: int, plan: Plan, wishes: Wishes) -> tuple[bool, int]:
+    """Choose inline or overlapped, and the size of buckets."""
+    overlap = wishes.overlap if plan.overlap is None else plan.overlap
+    if overlap is None:
+        overlap = total_bytes >= INLINE_BYTES
+    # Without overlap several buckets would only mean several meetings.
+    whole = max(2 * total_bytes, 1)
+    return overlap, wishes.bucket_bytes or (choose_bucket_bytes(total_bytes) if overlap else whole)
+
+
+@lru_cache(maxsize=64)
+def lay_out(
+    sizes: tuple[Size, ...],
+    plan: Plan,
+    shapes: tuple[Shape, ...],
+    *,
+    overlap: bool,
+    bucket_bytes: int,
+    cores: int,
+    inside_parameters: bool,
+    backward_s: tuple[tuple[str, float], ...] = (),
+) -> Layout:
+    """Lay out parameters, given in their order of first use.
+
+    `shapes` has one group for each family, `cores` is how many a machine has. With
+    `inside_parameters` a strip may end inside a parameter. A bucket of parameters without use is
+    sent last, so that it holds up no other.
+    """
+    times = dict(backward_s)
+    order = {size.number: at for at, size in enumerate(sizes)}
+    filled: list[tuple[int, list[Size]]] = []
+    for index, family in enumerate(plan.families):
+        mine = [size for size in sizes if plan.family_of(size.number) == index]
+        for is_used in (True, False):
+            chosen = [size for size in mine if size.is_used == is_used]
+            for bucket in family.buckets.split(chosen, bucket_bytes, times):
+                filled += [(index, part) for part in _of_one_type(bucket)]
+    filled.sort(key=lambda one: (not one[1][0].is_used, order[one[1][0].number]))
+    places = []
+    for index, (family_index, bucket) in enumerate(filled):
+        family, shape = plan.families[family_index], shapes[family_index]
+        offsets = tuple(itertools.accumulate(map(aligned_elements, bucket[:-1]), initial=0))
+        num_elements = offsets[-1] + aligned_elements(bucket[-1])
+        spans = tuple(zip(offsets, (size.num_elements for size in bucket), strict=True))
+        owns = owners(family, shape, cores, overlap=overlap)
+        cuts = cut(spans, num_elements, owns, inside_parameters=inside_parameters)
+        # Neighbours get different channels, so that both can be under way.
+        channel = ALONE if shape.num_channels == 1 else 1 + index % (shape.num_channels - 1)
+        numbers = tuple(size.number for size in bucket)
+        places.append(Place(index, family_index, numbers, offsets, num_elements, cuts, channel))
+    num_used = sum(bucket[0].is_used for _, bucket in filled)
+    send_order = (*reversed(range(num_used)), *range(num_used, len(places)))
+    step_channel = ALONE if all(shape.num_channels == 1 for shape in shapes) else 0
+    return Layout(overlap, bucket_bytes, tuple(places), send_order, step_channel)
+
+
+def _of_one_type(sizes: Sequence[Size]) -> list[list[Size]]:
+    """Split a bucket where the type changes: flat memory has one."""
+    return [list(alike) for _, alike in itertools.groupby(sizes, lambda size: size.dtype)]
+
+
+def owners(family: Family, shape: Shape, cores: int, *, overlap: bool) -> tuple[bool, ...]:
+    """Say which positions of a group own strips."""
+    owns = shape.owns or (True,) * shape.size
+    if overlap or family.owners is not None:
+        return owns
+    # Small strips cost calls rather than arithmetic: more of them than a machine has cores would
+    # only take longer. Positions go round the machines, so the first ones lie on all of them.
+    most = shape.num_machines * min(shape.size // shape.num_machines, cores)
+    return tuple(position < most for position in range(shape.size))
+
+
+@lru_cache(maxsize=4096)
+def cut(
+    spans: tuple[tuple[int, int], ...],
+    num_elements: int,
+    owns: tuple[bool, ...],
+    *,
+    inside_parameters: bool,
+) -> tuple[int, ...]:
+    """Cut a bucket into strips, one for each position, as equal as the allowed places permit.
+
+    `spans` are the parameters' offsets and sizes. With `inside_parameters` a strip may end at any
+    whole block of a parameter; without, only between parameters, for optimizers that need to see
+    a parameter whole. Positions that own nothing get an empty strip.
+    """
+    allowed: list[int] = []
+    for offset, length in spans:
+        allowed.append(offset)
+        if inside_parameters:
+            allowed.extend(offset + at for at in range(BLOCK_ELEMENTS, length, BLOCK_ELEMENTS))
+    allowed.append(num_elements)
+    num_owners = sum(owns)
+    ends = [0]
+    for number in range(1, num_owners):
+        ideal = num_elements * number / num_owners
+        at = bisect_left(allowed, ideal)
+        near = [allowed[i] for i in (at - 1, at) if 0 <= i < len(allowed)]
+        ends.append(max(ends[-1], min(near, key=lambda place: abs(place - ideal))))
+    ends.append(num_elements)
+    # Each position's strip begins where those of the owners before it end.
+    return tuple(ends[sum(owns[:position])] for position in range(len(owns) + 1))

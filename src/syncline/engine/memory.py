@@ -1,0 +1,70 @@
+"""Flat memory for a layout's buckets, allocated the same way for both clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from syncline.comm.base import Communicator, Partials, Strips
+from syncline.contract import Plan
+from syncline.engine.bucket import Bucket, Event, Slot, slots_at
+from syncline.engine.layout import Layout, Shape
+from syncline.engine.share import Share
+
+
+def shapes_of(plan: Plan, share: Share) -> tuple[Shape, ...]:
+    """Return the shape of this rank's group in each family."""
+    shapes = []
+    for family, part in zip(plan.families, share.families, strict=True):
+        comm, owns = part.comm, None
+        if family.owners is not None:
+            owns = tuple(rank in family.owners for rank in comm.ranks)
+        shapes.append(Shape(comm.size, comm.num_machines, comm.num_channels, owns))
+    return tuple(shapes)
+
+
+def make_buckets(
+    layout: Layout,
+    plan: Plan,
+    share: Share,
+    comm: Communicator,
+    slots: Sequence[Slot],
+    event: Callable[[], Event],
+    *,
+    private: bool = False,
+) -> list[Bucket]:
+    """Allocate parameters and gradients. Every rank of the world calls it.
+
+    `comm` is the world's, `slots` are by number. What a rank holds for itself lies in memory that
+    all ranks of the world can reach, for windows; what a group holds, in the group's.
+    """
+    buckets = []
+    for place in layout.places:
+        family, part = plan.families[place.family], share.families[place.family]
+        mine = slots_at(place, slots)
+        size = (place.num_elements, mine[0].parameter.dtype)
+        is_private = private or family.memory == "private"
+        is_each_alone = all(len(group) == 1 for group in family.groups)
+        allocate = comm.allocate if is_each_alone else part.comm.allocate
+        memory = allocate(*size) if is_private else part.comm.allocate_common(*size)
+        sums = [allocate(*size) for _ in range(part.spread.num_slots)]
+        gradient = Partials(sums, place.cuts, part.spread, 1.0)
+        bucket = Bucket(
+            place.index,
+            mine,
+            *size,
+            family=family,
+            channel=place.channel,
+            part=part,
+            parameters=Strips(memory, place.cuts),
+            gradient=gradient,
+            ready=event(),
+        )
+        buckets.append(bucket)
+    return buckets
+
+
+def open_shard(buckets: Sequence[Bucket], shard: int) -> None:
+    """Tell every bucket where the gradients of a shard go."""
+    for bucket in buckets:
+        bucket.untaken = len(bucket.slots)
+        bucket.leaf = bucket.part.leaves[shard]

@@ -1,0 +1,330 @@
+"""The comm lane's half of a step: written once, for real and for virtual time.
+
+The compute lane says which buckets are complete (`send_ready`), that the step is entered (`enter`,
+or `exchange_inline`), and what it is about to read (`wait`). Everything in between is here: the
+order, the strategy's hooks and what they wait for, flags and statistics, parameters that are left
+out, updates taken early, the end of lending, and what is recorded. The clock is behind `Timing`
+and `CommLane`.
+
+Note: lending. What a rank passes to a collective may be read by its peers until they come to a
+later collective. Where `before_use` gathers into common memory, that gather is the later one. Where
+every rank updates everything nothing gathers, and a gather of private memory lends the strip: there
+the engine ends the lending before a bucket is ready. Else the next backward would overwrite a
+gradient, or the user a parameter, that a slow peer still reads. The same holds for flags and
+statistics where no bucket is exchanged by the whole step group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from syncline.comm.base import Communicator, Partials
+from syncline.comm.hub import PATIENT
+from syncline.contract import GroupSettings, Strategy, UpdateSettings
+from syncline.engine.bucket import Bucket, Event, send_order
+from syncline.engine.early import EarlyUpdates
+from syncline.engine.flags import Flags
+from syncline.engine.layout import Layout
+from syncline.engine.told_settings import restore
+from syncline.perf.trace import Recorder, TaskId
+
+
+class Timing(Protocol):
+    """What the engine needs of a clock: time, events, and a board of what this rank does."""
+
+    def now(self) -> float: ...
+
+    def event(self) -> Event: ...
+
+    def note(self, phase: str, bucket: int, step: int) -> None:
+        """A hook begins on the comm lane; `bucket` is -1 where it belongs to none."""
+
+    def waited_for(self) -> tuple[TaskId, ...]:
+        """Return other ranks' tasks that the present hook waited for, as far as they are known."""
+
+
+class CommLane(Protocol):
+    """The queue of the comm lane: a thread's, or one on the virtual clock."""
+
+    def submit(
+        self, function: Callable[..., Any], *args: Any, channel: int = ..., urgency: int = ...
+    ) -> None: ...
+
+    def until(self, is_done: Callable[[], bool]) -> None: ...
+
+    def drain(self) -> None: ...
+
+    def check(self) -> None: ...
+
+
+class StepBuffers(Protocol):
+    """This rank's buffers, averaged or copied over the step group at the end of each step."""
+
+    @property
+    def statistics(self) -> Partials | None: ...
+
+    def end_step(self, comm: Communicator, others_changed: bool) -> Iterable[None]: ...
+
+    def hear_counts(self, told: Sequence[float]) -> None: ...
+
+
+def needs_closing(comm: Communicator, buckets: Sequence[Bucket]) -> bool:
+    """Say whether what the step group sums must be closed by a meeting of its own.
+
+    Where a bucket is held by the whole step group, its exchange in each step is that meeting. Where
+    all are held by smaller groups, a rank may be a step ahead of one that it shares no group with.
+    """
+    return not any(bucket.comm is comm for bucket in buckets)
+
+
+class Steps:
+    """Drives a strategy through the steps of one rank."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        comm: Communicator,
+        lane: CommLane,
+        timing: Timing,
+        layout: Layout,
+        buckets: Sequence[Bucket],
+        flags: Flags,
+        buffers: StepBuffers | None,
+        early: EarlyUpdates,
+        without: frozenset[int],
+    ) -> None:
+        """`comm` is the step group's. `without` are the parameters that have no use so far."""
+        self._strategy = strategy
+        self._comm = comm
+        self._lane = lane
+        self._timing = timing
+        self._now = timing.now
+        self._note = timing.note
+        self._buckets = buckets
+        self._send_order = send_order(layout, buckets)
+        self._step_channel = layout.step_channel
+        self._flags = flags
+        self._buffers = buffers
+        self._early = early
+        self._gathers = all(bucket.family.updates == "strips" for bucket in buckets)
+        self._closes_flags = needs_closing(comm, buckets)
+        self._without = without
+        self._is_spoilt = False
+        self._told_settings: list[float] = []
+        """Numbers of the optimizer's settings, as the workers have them; none if all compute."""
+        self._next_send = 0
+        self._entered_step = -1
+        self._last_tasks: dict[int, TaskId] = {}
+        """The last task of each channel."""
+        self.recorder: Recorder | None = None
+        self.waited_s = 0.0
+        """Time the compute lane has spent waiting for the comm lane: exposed communication."""
+
+    # Called on the compute lane.
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether any bucket of this step has been given to the comm lane."""
+        return self._next_send > 0
+
+    def send_ready(self, settings: Callable[[], GroupSettings]) -> None:
+        """Give the comm lane every bucket whose turn has come, in the one fixed order.
+
+        `settings` returns those of an update that is taken early.
+        """
+        order = self._send_order
+        while self._next_send < len(order):
+            bucket = order[self._next_send]
+            if bucket.untaken:
+                return
+            self._next_send += 1
+            bucket.is_reduced = False
+            self._lane.submit(self._run_gradient_ready, bucket, channel=bucket.channel)
+            if self._early.takes(bucket):
+                self._lane.submit(
+                    self.run_early,
+                    bucket,
+                    settings(),
+                    channel=bucket.gather_channel,
+                    urgency=PATIENT + bucket.index,
+                )
+
+    def enter(self, number: int, flags: Sequence[float] | None, settings: GroupSettings) -> None:
+        """Leave the rest of the step to the comm lane: `wait` before parameters are read.
+
+        `flags` is None where only sizes are simulated: the sum is exchanged, but not read.
+        """
+        # Written on the lane: by then every peer has read the flags of the step before.
+        if flags is not None:
+            self._lane.submit(self._flags.write, flags, channel=self._step_channel)
+        self._submit_step(number, settings, has_flags=flags is not None)
+        # If the lane failed before the events were cleared, nothing sets them again: raise here.
+        self._lane.check()
+
+    def exchange_inline(
+        self, number: int, flags: Sequence[float] | None, settings: GroupSettings
+    ) -> None:
+        """Take the whole step here and now; every gradient is complete."""
+        started = self._now()
+        if self._gathers and flags is not None:
+            # Nothing is on its way yet, so the small sums can travel with the gradients.
+            self._lane.submit(self._run_publish, flags)
+            self.send_ready(lambda: settings)
+        else:
+            # The last meeting of a step is that of the flags: peers may read them until the next.
+            self.send_ready(lambda: settings)
+            if flags is not None:
+                self._lane.submit(self._flags.write, flags)
+        self._submit_step(number, settings, has_flags=flags is not None)
+        self._lane.drain()
+        self.waited_s += self._now() - started
+        for bucket in self._buckets:
+            bucket.is_in_flight = False
+
+    def _submit_step(self, number: int, settings: GroupSettings, *, has_flags: bool) -> None:
+        lane = self._lane
+        assert self._next_send == len(self._send_order), "a bucket of this step was not sent"
+        lane.submit(
+            self._run_step_entered,
+            number,
+            self._early.spoilt_by,
+            has_flags,
+            channel=self._step_channel,
+        )
+        for bucket in self._buckets:
+            bucket.ready.clear()
+            bucket.is_in_flight = True
+            lane.submit(
+                self._run_before_use,
+                bucket,
+                number,
+                settings,
+                channel=bucket.gather_channel,
+                urgency=1 + bucket.index,  # what forward reads first is sent first
+            )
+        self._next_send = 0
+
+    def wait(self, bucket: Bucket) -> None:
+        """Wait until a bucket may be read."""
+        ready, recorder = bucket.ready, self.recorder
+        if not ready.is_set():
+            if recorder is not None:
+                recorder.pause()
+            started = self._now()
+            ready.wait_for(lambda: f"step {bucket.step + 1}: forward waits for {bucket.index}")
+            self.waited_s += self._now() - started
+            if recorder is not None:
+                recorder.waited(bucket.index, bucket.step, started)
+        self._lane.check()
+        bucket.is_in_flight = False
+
+    def discard(self) -> None:
+        """Forget what was sent: this step's gradients were dropped."""
+        self._next_send = 0
+
+    def wake(self) -> None:
+        """Set every event, so that a waiting compute lane sees the failure."""
+        for bucket in self._buckets:
+            bucket.ready.set()
+
+    # Called on the comm lane.
+
+    def _run_publish(self, flags: Sequence[float]) -> None:
+        self._flags.write(flags)
+        self._comm.publish(self._flags.partials)
+        if self._buffers is not None and self._buffers.statistics is not None:
+            self._comm.publish(self._buffers.statistics)
+
+    def _run_gradient_ready(self, bucket: Bucket) -> None:
+        index, step = bucket.index, bucket.step
+        self._note("reduce", index, step)
+        started = self._now()
+        self._strategy.gradient_ready(bucket)
+        bucket.is_reduced = True
+        if self.recorder is not None:
+            self._record(bucket.channel, "reduce", index, step, started, ("backward", index))
+
+    def _run_step_entered(self, number: int, spoilt_by: str | None, has_flags: bool) -> None:
+        self._note("step", -1, number)
+        started = self._now()
+        buffers = self._buffers
+        # Statistics first: a rank that comes to the flags' sum has read its peers' statistics.
+        if buffers is not None and buffers.statistics is not None:
+            self._comm.all_reduce(buffers.statistics)
+        self._comm.all_reduce(self._flags.partials)
+        if self._closes_flags:
+            self._comm.end_lending()
+        self._strategy.step_entered(number)
+        if has_flags:
+            self._hear_flags(spoilt_by)
+        self._entered_step = number
+        if self.recorder is not None:
+            last = ("backward", self._send_order[-1].index)
+            self._record(self._step_channel, "step", -1, number, started, last)
+
+    def _hear_flags(self, spoilt_by: str | None) -> None:
+        """Act on what all ranks of the step group have said."""
+        told = self._flags.read()
+        self._is_spoilt = told.is_spoilt or told.without != self._without
+        if self._is_spoilt:
+            others = "another rank's do not hold"
+            more = "other parameters got gradients"
+            self._early.stop(spoilt_by or (others if told.is_spoilt else more))
+        self._without = told.without
+        self._told_settings = told.settings
+        self._early.decide(told.step_s)
+        if self._buffers is not None:
+            if told.settings:
+                self._buffers.hear_counts(told.settings)
+            for _ in self._buffers.end_step(self._comm, told.has_changed_buffers):
+                pass
+
+    def _run_before_use(self, bucket: Bucket, number: int, settings: GroupSettings) -> None:
+        if not bucket.is_reduced or self._entered_step < number:
+            self._lane.until(lambda: bucket.is_reduced and self._entered_step >= number)
+        if self._is_spoilt:
+            self._early.undo(bucket)
+        if not bucket.is_early:
+            if self._told_settings:
+                settings = restore(settings, self._told_settings)
+            self._update(bucket, settings, ("reduce", bucket.index), ("step", -1))
+        if bucket.ends_lending:
+            bucket.comm.end_lending()
+        bucket.is_early = False
+        if bucket.has_copy:
+            bucket.in_use.memory.mine.copy_(bucket.parameters.memory.mine)
+        bucket.step += 1
+        bucket.ready.set()
+
+    def run_early(self, bucket: Bucket, settings: GroupSettings) -> None:
+        """Update a bucket before `step()` has asked for it."""
+        self._lane.until(lambda: bucket.is_reduced)
+        bucket.optimizer.keep(self._without)
+        self._update(bucket, settings, ("reduce", bucket.index))
+        bucket.is_early = True
+
+    def _update(self, bucket: Bucket, settings: GroupSettings, *after: tuple[str, int]) -> None:
+        index, step = bucket.index, bucket.step
+        self._note("update", index, step)
+        started = self._now()
+        self._strategy.before_use(bucket, UpdateSettings(settings, self._without))
+        if self.recorder is not None:
+            self._record(bucket.gather_channel, "gather", index, step, started, *after)
+
+    def _record(
+        self,
+        channel: int,
+        kind: str,
+        bucket: int,
+        step: int,
+        started: float,
+        *waited_for: tuple[str, int],
+    ) -> None:
+        recorder = self.recorder
+        assert recorder is not None
+        known = (*recorder.after(*waited_for), *self._timing.waited_for())
+        before = self._last_tasks.get(channel)
+        known = known if before is None else (before, *known)
+        number = recorder.add("comm", kind, bucket, step, started, tuple(dict.fromkeys(known)))
+        self._last_tasks[channel] = (recorder.rank, number)

@@ -1,0 +1,54 @@
+"""An optimizer's settings as plain numbers, for ranks that run it for others.
+
+A rank that only serves takes no steps of its own, so a scheduler changes nothing there: it is told
+the numbers that the workers have. Everything that is no number, such as a switch, is fixed when the
+optimizer is made, and equal on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Real
+
+import torch
+
+from syncline.contract import GroupSettings
+
+Numbers = float | tuple[float, ...]
+
+
+def numbers_of(group: dict[str, object]) -> dict[str, Numbers]:
+    """Return the settings of a group that a schedule may change: numbers, and tuples of them."""
+    numbers: dict[str, Numbers] = {}
+    for key, value in group.items():
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            numbers[key] = float(value)
+        elif isinstance(value, tuple) and all(isinstance(one, Real) for one in value):
+            numbers[key] = tuple(map(float, value))
+        elif isinstance(value, Real) and not isinstance(value, bool):  # numpy's numbers too
+            numbers[key] = float(value)
+    return numbers
+
+
+def flatten(settings: GroupSettings) -> list[float]:
+    """Return all numbers of all groups, in one fixed order."""
+    found: list[float] = []
+    for group in settings:
+        for _, value in sorted(numbers_of(group).items()):
+            found += value if isinstance(value, tuple) else (value,)
+    return found
+
+
+def restore(settings: GroupSettings, numbers: Sequence[float]) -> GroupSettings:
+    """Return settings with the numbers that `flatten` returned in their place."""
+    left = iter(numbers)
+    restored = []
+    for group in settings:
+        told: dict[str, object] = {}
+        for key, value in sorted(numbers_of(group).items()):
+            if isinstance(value, tuple):
+                told[key] = tuple(next(left) for _ in value)
+            else:
+                told[key] = next(left)
+        restored.append({**group, **told})
+    return restored

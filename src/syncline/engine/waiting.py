@@ -1,0 +1,122 @@
+"""Waiting before use: forward waits for a bucket only when it is about to read it.
+
+Two kinds of hooks notice a use: one in front of every module that owns parameters, and the class
+of a parameter whose bucket is away (`parameters.py`), for uses that no module hook sees. Before
+the buckets are built the same hooks note the order of first use.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn import Parameter
+
+from syncline.engine.bucket import Bucket, Slot
+from syncline.engine.early import EarlyUpdates
+from syncline.engine.first_use import FirstUse, owners_of
+from syncline.engine.parameters import InFlight, become, waiters
+from syncline.engine.steps import Steps
+from syncline.perf.trace import Recorder
+
+
+class ThreadEvent(threading.Event):
+    """An event between two threads."""
+
+    def wait_for(self, why: Callable[[], str]) -> None:
+        """Wait until it is set."""
+        self.wait()
+
+
+class Waiting:
+    """Makes uses of one model's parameters wait."""
+
+    def __init__(self, model: nn.Module, slots: Sequence[Slot], early: EarlyUpdates) -> None:
+        self._model = model
+        self._slots = slots
+        self._early = early
+        self._parameters = [slot.parameter for slot in slots]
+        self._steps: Steps | None = None
+        self._buckets: Sequence[Bucket] = ()
+        self.recorder: Recorder | None = None
+        for slot in slots:
+            waiters.set(slot.parameter, self._make_wait(slot))
+        self._handles = list(self._hook_modules())
+        self.first_use = FirstUse(self._parameters)
+
+    def begin(self, steps: Steps, buckets: Sequence[Bucket]) -> None:
+        """Wait for buckets from now on: they are built."""
+        self._steps, self._buckets = steps, buckets
+
+    def take_off(self) -> None:
+        """Take the hooks off the modules."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _make_wait(self, slot: Slot) -> Callable[[], None]:
+        def wait() -> None:
+            if slot.bucket is None:
+                self.first_use.touch(slot.number)
+            elif slot.bucket.is_in_flight:
+                self.wait(slot.bucket)
+            else:
+                become(slot.parameter, Parameter)
+
+        return wait
+
+    def _hook_modules(self) -> Iterator[Any]:
+        if getattr(self._model, "_orig_mod", None) is not None:
+            # Hooks inside would be traced: one in front of the compiled module waits for all.
+            yield self._model.register_forward_pre_hook(lambda module, args: self.synchronize())
+            return
+        for module, numbers in owners_of(self._model, self._parameters):
+            keeps_buffers = any(True for _ in module.buffers(recurse=False))
+            if numbers or keeps_buffers:
+                yield module.register_forward_pre_hook(self._make_pre_hook(numbers))
+
+    def _make_pre_hook(self, numbers: list[int]) -> Callable[..., None]:
+        buckets: list[Bucket] | None = None
+
+        def before_forward(module: nn.Module, args: Any) -> None:
+            nonlocal buckets
+            if buckets is None:
+                if self._steps is None:
+                    self.first_use.touch_all(numbers)
+                    return
+                mine = dict.fromkeys(self._slots[number].bucket for number in numbers)
+                # A module with buffers alone waits for the step's first bucket: buffers are in
+                # place before it.
+                buckets = [bucket for bucket in mine if bucket] or list(self._buckets[:1])
+            for bucket in buckets:
+                if bucket.is_in_flight:
+                    self.wait(bucket)
+                if self.recorder is not None:
+                    self.recorder.reach(bucket.index, bucket.step)
+
+        return before_forward
+
+    def wait(self, bucket: Bucket) -> None:
+        """Wait, on the compute lane, until a bucket may be read."""
+        assert self._steps is not None
+        self._steps.wait(bucket)
+        if self.recorder is not None:
+            self.recorder.reach(bucket.index, bucket.step)
+        for slot in bucket.slots:
+            if type(slot.parameter) is InFlight:
+                become(slot.parameter, Parameter)
+        if bucket.has_copy and self._early.why_not is not None:
+            self._early.give_back(bucket)
+
+    def synchronize(self) -> None:
+        """Wait until every parameter and buffer is up to date."""
+        for bucket in self._buckets:
+            if bucket.is_in_flight:
+                self.wait(bucket)
+
+    def leave(self) -> None:
+        """Every parameter's new value is on its way: the next use waits."""
+        for parameter in self._parameters:
+            become(parameter, InFlight)

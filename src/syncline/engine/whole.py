@@ -1,0 +1,167 @@
+"""The parameters that represent the run, put into a model for a while; and how ranks end.
+
+Where all ranks hold the same parameters these are a rank's own, and nothing is to be done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from syncline.comm.base import Communicator, mean_over
+from syncline.comm.control import Control
+from syncline.contract import Whole
+from syncline.engine.bucket import Bucket
+from syncline.engine.buffers import flat_buffers, load_flat_buffers
+from syncline.engine.lane import Lane
+from syncline.errors import RankFailed
+from syncline.strategies.settings import OwnSettings
+
+log = logging.getLogger("syncline")
+
+
+class WholeRun:
+    """One rank's way to what a strategy's `Whole` gathers."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        rank: int,
+        lane: Lane,
+        control: Control | None,
+        settings: OwnSettings,
+    ) -> None:
+        self._model = model
+        self._rank = rank
+        self._lane = lane
+        self._control = control
+        self._settings = settings
+        self._buckets: Sequence[Bucket] = ()
+        self.whole: Whole | None = None
+        """None before the first step, and where every rank's parameters represent the run."""
+        self.is_in_model = False
+        """Whether the model holds the gathered values now."""
+
+    def begin(self, whole: Whole | None, buckets: Sequence[Bucket]) -> None:
+        """Take what the strategy returned at its start."""
+        self.whole, self._buckets = whole, buckets
+
+    def open(self) -> None:
+        """Let other ranks call: saved state is in place. Every rank calls it."""
+        if self.whole is not None:
+            self._lane.call(self.whole.open)
+
+    @contextlib.contextmanager
+    def in_model(self, *, is_wanted: bool) -> Iterator[None]:
+        """Gather, and hold the values in the model. Every rank calls it at the same step."""
+        whole = self.whole
+        assert whole is not None
+        found = self._lane.call(lambda: whole.gather(is_wanted=is_wanted))
+        if found is None:
+            yield
+            return
+        assert not any(bucket.parameters.memory.is_common for bucket in self._buckets)
+        memories = [bucket.parameters.memory.mine for bucket in self._buckets]
+        kept, kept_buffers = [memory.clone() for memory in memories], flat_buffers(self._model)
+        self._put(memories, *found)
+        was_in_model, self.is_in_model = self.is_in_model, True
+        try:
+            yield
+        finally:
+            self.is_in_model = was_in_model
+            self._put(memories, kept, kept_buffers)
+
+    def _put(
+        self,
+        memories: Sequence[torch.Tensor],
+        values: Sequence[torch.Tensor],
+        buffers: torch.Tensor,
+    ) -> None:
+        with torch.no_grad():
+            for memory, value in zip(memories, values, strict=True):
+                memory.copy_(value)
+            load_flat_buffers(self._model, buffers)
+
+    @property
+    def gone(self) -> dict[int, RankFailed]:
+        """Ranks that were lost on the way, and how."""
+        return {} if self._control is None else self._control.gone
+
+    def check_workers(self) -> None:
+        """Give up if every rank that computes is gone."""
+        if self._control is None:
+            return
+        workers = range(self._settings.num_workers(self._control.place.size))
+        if all(rank in self.gone for rank in workers):
+            raise self.gone[workers[-1]]
+
+    def tell_who_left(self) -> None:
+        """Say which ranks were not part of the last gathering: they had ended before it."""
+        assert self.whole is not None
+        left = [rank for rank in self.whole.missing() if rank not in self.gone]
+        if left:
+            log.warning(
+                "whole() is without rank%s %s, which left before. Call it on every rank.",
+                "s" if len(left) > 1 else "",
+                ", ".join(map(str, left)),
+            )
+
+    def warn_of_own(self, root: nn.Module) -> Any:
+        """Warn, once, when `state_dict()` is called outside `whole()`; return the hook's handle."""
+        is_said = False
+
+        def warn(*_: Any) -> None:
+            nonlocal is_said
+            if self.whole is not None and not self.is_in_model and not is_said:
+                is_said = True
+                log.warning(
+                    "state_dict() holds rank %d's own parameters. `with replica.whole():` around "
+                    "it, on every rank, gives those that represent the run.",
+                    self._rank,
+                )
+
+        return root.register_state_dict_pre_hook(warn)
+
+    def report(self) -> dict[str, Any]:
+        """Return what the strategy knows about the run, as plain data."""
+        return {} if self.whole is None else self.whole.report()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return what a checkpoint must hold for the strategy."""
+        return {} if self.whole is None else self.whole.state()
+
+    def mean_of(self, number: float, comm: Communicator) -> float:
+        """Return the mean of a number over all ranks of the world. Every rank calls it."""
+        if self.whole is None:
+            return self._lane.call(mean_over, comm, number)
+        return self._lane.call(self.whole.mean_of, number)
+
+    def meet(self) -> None:
+        """Wait for all ranks that are not gone, where ranks otherwise do not wait."""
+        if self.whole is not None:
+            self._lane.call(self.whole.meet)
+
+    def serve(self) -> None:
+        """Serve until every rank that computes has left."""
+        if self.whole is not None:
+            self._lane.call(self.whole.serve)
+
+    def stay(self) -> None:
+        """Serve the others before this rank leaves, if they cannot go on without it."""
+        if self.whole is not None:
+            self._lane.call(self.whole.stay)
+
+
+def load_values(model: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
+    """Copy values into a model's parameters and buffers by name, before the first step."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    # Without waiting: a wait before the first step is taken for the first use.
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        for name, tensor in named:
+            if name in values:  # buffers that are not kept are not there
+                tensor.copy_(values[name])

@@ -1,0 +1,216 @@
+"""A workload by counting floating-point operations, without running the model.
+
+The count knows nothing of memory and caches, so measured layers are better where there are any.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from syncline.engine.buffers import find_statistics
+from syncline.engine.first_use import FirstUse, order_of
+from syncline.errors import ConfigError
+from syncline.sizes import Size
+from syncline.workload import Layer, Workload
+
+
+def derive(
+    model: nn.Module,
+    sample_shape: Sequence[int],
+    batch: int,
+    flops_per_s: float,
+    input_s: float = 0.0,
+    name: str = "",
+) -> Workload:
+    """Count a model's floating-point operations; `batch` is the samples of one forward: a shard.
+
+    A layer is a module that owns parameters directly. Time goes to the layer that was the last to
+    be used for the first time: so what has no parameters counts for the layer before it, and so
+    does a second use of an earlier layer, whose time passes then and not earlier. A tied weight's
+    bytes count where it is used first. Parameters without use make layers without time at the end.
+
+    Convolutions and matrix products are counted, a multiplication and an addition as two. Backward
+    is counted as it runs; where it cannot run, it takes twice the time of forward. The model itself
+    is not touched: a copy without memory is run.
+    """
+    counted = _Count(_copy_to_meta(model))
+    counted.run(tuple(sample_shape), batch)
+    layers = [
+        Layer(layer, size_bytes, forward / flops_per_s, backward / flops_per_s)
+        for layer, size_bytes, forward, backward in counted.layers()
+    ]
+    sizes = tuple(counted.sizes())
+    statistics, counters = find_statistics(model)
+    return Workload(
+        name or type(model).__name__,
+        tuple(layers),
+        input_s,
+        sizes,
+        sum(buffer.numel() for buffer in statistics),
+        len(counters),
+    )
+
+
+def _copy_to_meta(model: nn.Module) -> nn.Module:
+    """Copy a model without copying its memory; what is tied stays tied."""
+
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        alike = torch.empty_like(parameter.detach(), device="meta")
+        memo[id(parameter)] = torch.nn.Parameter(alike, parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(model, memo).train()
+
+
+class _Count:
+    """Runs a model on the meta device and notes which layer the operations belong to."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._name_of: dict[int, str] = {}
+        """By a parameter's identity: the module that owns it; once used, the first that did."""
+        self._owners = []
+        for name, module in model.named_modules():
+            own = list(module.parameters(recurse=False))
+            if own:
+                self._owners.append((name, module))
+            for parameter in own:
+                self._name_of.setdefault(id(parameter), name)
+        self._forward: dict[str, int] = {}
+        """Operations by layer, in the order of first use."""
+        self._before_all = 0
+        self._backward: dict[str, int] = {}
+        self._size_of: dict[str, int] = {}
+        self._trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._has_gradient: set[int] = set()
+        """Trained parameters that got a gradient, by number."""
+        self._order: list[int] = []
+        """Trained parameters in their order of first use."""
+        self._unplaced = {id(parameter): parameter for parameter in model.parameters()}
+
+    def layers(self) -> list[tuple[str, int, int, int]]:
+        """Return name, bytes, and operations of forward and backward of each layer."""
+        return [
+            (name, self._size_of.get(name, 0), flops, self._backward.get(name, 0))
+            for name, flops in self._forward.items()
+        ]
+
+    def sizes(self) -> Iterator[Size]:
+        """Yield the trained parameters in their order of first use, those without use last."""
+        named = list(self._trained.items())
+        order, idle = order_of(self._order, self._has_gradient, len(named))
+        for number in (*order, *idle):
+            name, parameter = named[number]
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            size, bytes_ = parameter.numel(), parameter.element_size()
+            yield Size(name, number, size, bytes_, dtype, number in self._has_gradient)
+
+    def run(self, sample_shape: tuple[int, ...], batch: int) -> None:
+        first_use = FirstUse([*self._trained.values()])
+        first_use.watch(self._model)
+        self._order = first_use.order
+        sample = torch.empty((batch, *sample_shape), device="meta")
+        for name, module in self._owners:
+            module.register_forward_pre_hook(self._make_pre_hook(name, module))
+        # The order matters: an operation is noted by the second, then counted by the first.
+        with FlopCounterMode(display=False) as counter, self._noting(counter):
+            try:
+                output = self._model(sample)
+            except Exception as error:
+                raise ConfigError(
+                    "model",
+                    f"forward fails without data ({str(error).splitlines()[0]})",
+                    "operations are counted on tensors that have a shape and no values",
+                    "Look at the sample's shape, or measure the layers instead.",
+                ) from error
+        with FlopCounterMode(display=False) as counter:
+            if not self._count_backward(output, counter):
+                self._backward = {name: 2 * flops for name, flops in self._forward.items()}
+                self._has_gradient = set(self._order)
+        for parameter in list(self._unplaced.values()):
+            self._begin(self._name_of[id(parameter)], [parameter])
+
+    def _make_pre_hook(self, name: str, module: nn.Module) -> Any:
+        own = list(module.parameters(recurse=False))
+        return lambda *_: self._begin(name, own)
+
+    def _begin(self, name: str, parameters: Sequence[torch.Tensor]) -> None:
+        """A layer is used; if for the first time, what follows belongs to it."""
+        if name not in self._forward:
+            self._forward[name] = 0
+            self._spend(0)
+        for parameter in parameters:
+            if self._unplaced.pop(id(parameter), None) is not None and parameter.requires_grad:
+                self._name_of[id(parameter)] = name
+                size_bytes = parameter.numel() * parameter.element_size()
+                self._size_of[name] = self._size_of.get(name, 0) + size_bytes
+
+    def _spend(self, flops: int) -> None:
+        """Give operations to the newest layer, or to the first to come."""
+        self._before_all += flops
+        if self._forward:
+            self._forward[next(reversed(self._forward))] += self._before_all
+            self._before_all = 0
+
+    def _noting(self, counter: Any) -> Any:
+        """Make a mode that gives each operation of forward to the newest layer.
+
+        It also sees parameters that are used without calling the module that owns them.
+        """
+
+        count = self
+
+        class Noting(TorchDispatchMode):
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                for value in tree_leaves((args, kwargs)):
+                    if id(value) in count._unplaced:
+                        count._begin(count._name_of[id(value)], [value])
+                before = counter.get_total_flops()
+                result = func(*args, **(kwargs or {}))
+                count._spend(counter.get_total_flops() - before)
+                return result
+
+        return Noting()
+
+    def _count_backward(self, output: Any, counter: Any) -> bool:
+        """Run backward: what was done when a layer's gradient comes was done for it."""
+
+        newest = next(reversed(self._forward), "")
+        done = 0
+
+        def note(name: str) -> None:
+            nonlocal newest, done
+            newest = name
+            self._backward[name] = self._backward.get(name, 0) + counter.get_total_flops() - done
+            done = counter.get_total_flops()
+
+        def arrived(number: int, name: str, parameter: torch.Tensor) -> None:
+            self._has_gradient.add(number)
+            note(name)
+
+        for number, parameter in enumerate(self._trained.values()):
+            note_one = functools.partial(arrived, number, self._name_of[id(parameter)])
+            parameter.register_post_accumulate_grad_hook(note_one)
+        floats = [
+            value
+            for value in tree_leaves(output)
+            if isinstance(value, torch.Tensor) and value.requires_grad
+        ]
+        try:
+            torch.autograd.backward([value.sum() for value in floats])
+        except (RuntimeError, NotImplementedError):
+            return False
+        note(newest)  # what came after the last gradient
+        return bool(floats)

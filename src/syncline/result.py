@@ -1,0 +1,37 @@
+"""How a run went: what real and simulated runs have in common. No torch here."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """The figures of a run on either clock.
+
+    With a synchronous strategy losses, accuracy and weights do not depend on the number of ranks.
+    What was not computed is None.
+    """
+
+    ranks: int
+    shards: int
+    steps: int
+    step_s: float
+    """Median time of a step."""
+    exposed_communication: float
+    """Share of time that compute lanes waited for communication."""
+    layout: dict[str, bool | int]
+    """Whether the exchange is overlapped, and how many buckets of which size there are."""
+    sent_bytes: float
+    """Payload that a rank hands to its peers in a step, mean over ranks."""
+    loss: float | None = None
+    """Mean training loss of the last step."""
+    test_loss: float | None = None
+    accuracy: float | None = None
+    weights_sha256: str | None = None
+    strategy: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the strategy knows about the run, as rank 0 saw it."""
+    gone: dict[int, str] = dataclasses.field(default_factory=dict)
+    """Ranks that were lost during the run, and how."""

@@ -1,0 +1,43 @@
+"""What a rank sends besides gradients, where only sizes go round and nothing is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from syncline.comm.base import Communicator, Partials, even_cuts, small_sum
+from syncline.engine.bucket import Slot
+from syncline.engine.clip import num_blocks
+from syncline.engine.share import Part
+
+
+class SizesOnly:
+    """Statistics of norm layers and the squares of a norm, as sizes: `engine.steps.StepBuffers`."""
+
+    def __init__(self, step: Part, slots: Sequence[Slot], num_statistics: int, clips: bool) -> None:
+        """`step` is the part in the step group's sums."""
+        self._comm = step.comm
+        self.statistics: Partials | None = None
+        if num_statistics:
+            memory = [
+                step.comm.allocate(num_statistics, torch.float32)
+                for _ in range(step.spread.num_slots)
+            ]
+            cuts = even_cuts(num_statistics, step.comm.size)
+            self.statistics = Partials(memory, cuts, step.spread, 1.0)
+        self._squares: Partials | None = None
+        if clips:
+            blocks = sum(num_blocks(slot) for slot in slots)
+            self._squares = small_sum(step.comm, blocks, torch.float64)
+
+    def clip(self) -> None:
+        """Exchange what clipping exchanges, on the comm lane."""
+        assert self._squares is not None
+        self._comm.all_reduce(self._squares)
+
+    def end_step(self, comm: Communicator, others_changed: bool) -> Iterable[None]:
+        return ()
+
+    def hear_counts(self, told: Sequence[float]) -> None:
+        pass

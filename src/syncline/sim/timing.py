@@ -1,0 +1,67 @@
+"""What takes virtual time: the seam of the engine to the virtual clock, and updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from syncline.comm.virtual import VirtualWorld
+from syncline.contract import GroupSettings, UpdateSettings
+from syncline.engine.bucket import Slot, StripOptimizer
+from syncline.perf.trace import Recorder, TaskId
+from syncline.virtual.clock import Clock, Signal
+
+
+class VirtualTiming:
+    """The virtual clock, its signals, and the endpoint at which others see what a rank does."""
+
+    def __init__(self, world: VirtualWorld, rank: int, recorder: Recorder) -> None:
+        self._clock = world.clock
+        self._me = world.endpoints[rank]
+        self._recorder = recorder
+
+    def now(self) -> float:
+        return self._clock.now_s
+
+    def event(self) -> Signal:
+        return Signal(self._clock, f"rank {self._me.rank}, ")
+
+    def note(self, phase: str, bucket: int, step: int) -> None:
+        place = f"bucket {bucket} of " if bucket >= 0 else ""
+        self._me.doing = f"rank {self._me.rank}, {phase} of {place}step {step}"
+        self._me.waited_for = None
+        causes = {"reduce": ("backward", bucket), "step": ("backward", 0), "update": ("step", -1)}
+        cause = self._recorder.after(causes[phase])
+        self._me.cause = cause[0] if cause else None
+
+    def waited_for(self) -> tuple[TaskId, ...]:
+        return () if self._me.waited_for is None else (self._me.waited_for,)
+
+
+class TimedOptimizer:
+    """An optimizer whose update takes virtual time, and changes numbers if the run learns."""
+
+    def __init__(self, clock: Clock, inner: StripOptimizer | None, seconds: float) -> None:
+        self._clock = clock
+        self._inner = inner
+        self._seconds = seconds
+        self.settings: GroupSettings = [] if inner is None else inner.settings
+
+    def run(self, update: UpdateSettings) -> None:
+        if self._inner is not None:
+            self._inner.run(update)
+        if self._seconds:
+            self._clock.sleep(self._seconds)
+
+    def keep(self, without: frozenset[int]) -> None:
+        raise NotImplementedError("updates are not taken early in virtual time")
+
+    def undo(self) -> None:
+        raise NotImplementedError("updates are not taken early in virtual time")
+
+    def held_of(self, slot: Slot) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        return self._inner.held_of(slot) if self._inner is not None else iter(())
+
+    def load_state(self, slot: Slot, state: dict[str, Any]) -> None:
+        if self._inner is not None:
+            self._inner.load_state(slot, state)

@@ -1,0 +1,106 @@
+"""Merged-gradient wait-free backpropagation: neighbouring layers share a message where that helps.
+
+MG-WFBP (Shi et al. 2019, arXiv 1811.11141). A layer's gradients wait for those of the layer before
+it if the wire is not free until then, or if the wait is shorter than the start-up of one more
+message. That needs the time of each layer's backward: from a file (a workload), or from this run's
+own first backward, as rank 0 measured it. It also needs the wire's start-up time and rate, which
+are settings.
+
+It is the best of the line that `all_reduce` and `wait_free` begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from syncline import workload
+from syncline.contract import Plan, World
+from syncline.sizes import ByLayer, Size, Times
+from syncline.strategies.settings import MergedSettings
+from syncline.strategies.updates_everywhere import UpdatesEverywhere, plan_updates_everywhere
+
+
+class Merged(UpdatesEverywhere):
+    """Buckets of neighbouring layers, chosen by time."""
+
+    settings: MergedSettings
+
+    def __init__(self, settings: MergedSettings | None = None, seed: int = 0) -> None:
+        self.settings = settings or MergedSettings()
+        self._times: dict[str, float] | None = None
+        if self.settings.times != "first_backward":
+            layers = workload.read(self.settings.times).layers
+            self._times = {layer.name: layer.backward_s for layer in layers}
+
+    def plan(self, world: World, sizes: Sequence[Size], shards: int) -> Plan:
+        size = world.size
+        # A direct all-reduce: two rounds, in each of which a rank sends (n - 1) / n of the bytes.
+        startup_s = 2 * self.settings.latency_s
+        byte_s = 2 * (size - 1) / size / self.settings.rate_bytes_per_s
+        times = None if self._times is None else tuple(self._times.items())
+        rule = MergedLayers(startup_s, byte_s, times)
+        return plan_updates_everywhere(world, shards, rule, overlap=True)
+
+
+@dataclass(frozen=True)
+class MergedLayers:
+    """Merge layers by the time that their exchange would begin and end."""
+
+    startup_s: float
+    byte_s: float
+    """Seconds that each byte of a message takes."""
+    times: Times | None = None
+    """Seconds of backward by layer; None to use those that were measured."""
+
+    needs_times = True
+
+    def split(
+        self, sizes: Sequence[Size], bucket_bytes: int, backward_s: Mapping[str, float]
+    ) -> list[list[Size]]:
+        if not sizes:
+            return []
+        layers = ByLayer().split(sizes, bucket_bytes, backward_s)
+        num_bytes = [sum(size.size_bytes for size in layer) for layer in layers]
+        times = [backward_s.get(layer[0].layer, 0.0) for layer in layers]
+        starts = self.merge(num_bytes, times)
+        ends = [*starts[1:], len(layers)]
+        return [
+            [size for layer in layers[start:end] for size in layer]
+            for start, end in zip(starts, ends, strict=True)
+        ]
+
+    def merge(self, num_bytes: Sequence[float], backward_s: Sequence[float]) -> list[int]:
+        """Return the first layer of each bucket; layers are given in their order of use.
+
+        The rule, for l from the last layer down to the second: let ready[l] be the end of its
+        backward and tau[l] the beginning of its exchange, which takes t_c[l]. If ready[l - 1] <
+        tau[l] + t_c[l], and either tau[l] > ready[l - 1] or ready[l - 1] - tau[l] < the start-up
+        time, then l is sent together with l - 1, and tau is worked out anew.
+        """
+        count = len(num_bytes)
+        sent = [float(size) for size in num_bytes]
+        """What is sent with each layer; 0 where it goes with the layer before it."""
+        ready, now = [0.0] * count, 0.0
+        for layer in reversed(range(count)):
+            now += backward_s[layer]
+            ready[layer] = now
+        for layer in range(count - 1, 0, -1):
+            begin, end = self._exchange_s(layer, sent, ready)
+            before = ready[layer - 1]
+            if before < end and (begin > before or before - begin < self.startup_s):
+                sent[layer - 1] += sent[layer]
+                sent[layer] = 0.0
+        return [layer for layer in range(count) if layer == 0 or sent[layer]]
+
+    def _exchange_s(
+        self, layer: int, sent: Sequence[float], ready: Sequence[float]
+    ) -> tuple[float, float]:
+        """Return when the exchange of a layer begins and ends, after all those behind it."""
+        begin = end = 0.0
+        for number in range(len(sent) - 1, layer - 1, -1):
+            begin = max(end, ready[number])
+            end = begin
+            if sent[number]:
+                end += self.startup_s + sent[number] * self.byte_s
+        return begin, end

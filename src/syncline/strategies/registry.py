@@ -1,0 +1,59 @@
+"""The strategies by name. A strategy is one file in this folder, its settings and one line here.
+
+No torch here: the command line checks a job before it pays for importing that. The class is
+named as "module:class" and imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from syncline.errors import ConfigError
+from syncline.strategies.settings import (
+    ElasticSettings,
+    FixedSettings,
+    GossipSettings,
+    MergedSettings,
+    OwnSettings,
+    ServerSettings,
+    SyncServerSettings,
+)
+
+if TYPE_CHECKING:
+    from syncline.contract import Strategy
+
+
+class Entry(NamedTuple):
+    """Where a strategy's class is, and what it takes."""
+
+    path: str
+    settings: type[OwnSettings]
+
+    def load(self) -> Any:
+        """Import the class."""
+        module, _, name = self.path.partition(":")
+        return getattr(importlib.import_module(f"syncline.strategies.{module}"), name)
+
+
+STRATEGIES: dict[str, Entry] = {
+    "synchronous": Entry("synchronous:Synchronous", OwnSettings),
+    "all_reduce": Entry("all_reduce:AllReduce", FixedSettings),
+    "wait_free": Entry("wait_free:WaitFree", FixedSettings),
+    "merged": Entry("merged:Merged", MergedSettings),
+    "sync_server": Entry("sync_server:SyncServer", SyncServerSettings),
+    "gossip": Entry("gossip:Gossip", GossipSettings),
+    "elastic": Entry("elastic:Elastic", ElasticSettings),
+    "server": Entry("server:Server", ServerSettings),
+}
+
+
+def make_strategy(name: str, settings: OwnSettings | None = None, seed: int = 0) -> Strategy:
+    """Make a strategy with its settings, or the default ones. `seed` is for random draws."""
+    if name not in STRATEGIES:
+        raise ConfigError(
+            "strategy", f"got {name!r}", f"there are {', '.join(sorted(STRATEGIES))}", ""
+        )
+    entry = STRATEGIES[name]
+    strategy: Strategy = entry.load()(settings or entry.settings(), seed)
+    return strategy

@@ -1,0 +1,281 @@
+"""What strategies share whose ranks train replicas of their own: an object that they hold.
+
+It puts together the parameters that represent the run, and knows how ranks meet and leave. There
+are two kinds. `OwnReplicas` is for ranks that do not wait for each other: they call each other
+through windows, and whoever is gone is not waited for. `MeetingReplicas` is for ranks that meet in
+collectives now and then: a lost rank ends the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from syncline.comm.base import Communicator, mean_over, small_sum
+from syncline.comm.meeting import Meeting
+from syncline.comm.window import Functions, Window
+from syncline.contract import Family, Model, Plan, WholeValues, World, deal
+from syncline.engine.bucket import Bucket
+from syncline.engine.state import State
+from syncline.errors import PeerGone
+from syncline.strategies.settings import OwnSettings
+
+
+def plan_own_replicas(
+    world: World,
+    shards: int,
+    settings: OwnSettings,
+    *,
+    answers_calls: bool = True,
+    keeps_own: bool = True,
+) -> Plan:
+    """Plan that each rank holds its parameters for itself, and perhaps answers calls of others.
+
+    Without `keeps_own` a rank's copy is of no use to a run that goes on later.
+    """
+    family = Family(world.each_alone, memory="private")
+    dealt = deal(shards, settings.num_workers(world.size), world.size)
+    return Plan((family,), dealt, answers_calls=answers_calls, keeps_own=keeps_own)
+
+
+def begins_early(early: bool | str, comm: Communicator) -> bool:
+    """Say whether answers may come a step later: "auto", where there is a wire to hide."""
+    return comm.num_machines > 1 if early == "auto" else bool(early) and comm.size > 1
+
+
+def in_turn(comm: Communicator) -> list[int]:
+    """Return all positions, this rank's first: so that not all ranks ask the same one first."""
+    return [(comm.position + turn) % comm.size for turn in range(comm.size)]
+
+
+class OwnReplicas:
+    """One rank's replica among the others': a `Whole` of the contract.
+
+    The strategy says what is particular to it: `collect` returns a bucket's values that represent
+    the run, after `settle` has waited until what this rank sent has arrived, and `expose` has let
+    the others have what their `collect` needs. `own_state` copies what a rank keeps besides
+    parameters and optimizer state; `gather_state` returns the whole optimizer state where it is
+    not the rank's own; `figures` is added to the report.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        comm: Communicator,
+        settings: OwnSettings,
+        *,
+        collect: Callable[[Bucket], torch.Tensor],
+        settle: Callable[[], None] = lambda: None,
+        expose: Callable[[], None] = lambda: None,
+        own_state: Callable[[], dict[str, torch.Tensor]] = dict,
+        gather_state: Callable[[bool], State] | None = None,
+        figures: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
+        """Every rank calls it."""
+        self.comm = comm
+        self.meeting = Meeting(comm)
+        self._model = model
+        self._settings = settings
+        self._collect, self._settle, self._expose = collect, settle, expose
+        self._own_state = own_state
+        self._gather_state = gather_state
+        self._figures = figures
+        self._farewell = Meeting(comm, "farewell")
+        self._windows: list[Window] = []
+        self._gathering = (0, 0)
+        """Calls and bytes that were spent on gathering, which are not the steps'."""
+        self._snapshot: dict[str, torch.Tensor] = {}
+        self._buffers = model.flat_buffers()
+        self._statistics = comm.window(self._buffers.numel(), torch.float64, {})
+        self._number = comm.window(1, torch.float64, {})
+        self.spread = 0.0
+        """The mean square distance of ranks to the last `mean`."""
+
+    # For the strategy.
+
+    def window(self, bucket: Bucket, num_elements: int, functions: Functions) -> Window:
+        """Make a bucket's window, whose traffic is counted. Every rank calls it."""
+        window = self.comm.window(num_elements, bucket.dtype, functions)
+        self._windows.append(window)
+        return window
+
+    def publish(self, window: Window, values: torch.Tensor) -> None:
+        """Publish, however long a slow reader holds the version before."""
+        window.until(
+            lambda: window.publish(values), lambda: "a peer still reads the values published before"
+        )
+
+    def mean(
+        self, window: Window, like: torch.Tensor, positions: set[int] | None = None
+    ) -> torch.Tensor:
+        """Return the mean of what the ranks that are there, or some of them, have published.
+
+        `spread` is then their mean square distance to it. If none of them is there: `like`.
+        """
+        total, count, squares = torch.zeros_like(like, dtype=torch.float64), 0, 0.0
+        for position in self.meeting.living():
+            if positions is not None and position not in positions:
+                continue
+            with contextlib.suppress(PeerGone):
+                pending = window.get(position)
+                pending.wait()
+                total += pending.values
+                squares += pending.values.double().square().sum().item()
+                count += 1
+                pending.release()
+        if not count:
+            return like
+        total.div_(count)
+        self.spread = max(0.0, squares / count - total.square().sum().item())
+        return total.to(like.dtype)
+
+    def takes_no_steps(self, rank: int) -> bool:
+        """Say whether a rank waits for this one at a meeting, or has ended and stays for others."""
+        return self.meeting.is_called_by(rank) or self._has_ended(rank)
+
+    # For the engine: see `Whole`.
+
+    def open(self) -> None:
+        self.comm.barrier()
+
+    def meet(self) -> None:
+        self.meeting.meet()
+
+    def missing(self) -> list[int]:
+        return self.meeting.missing()
+
+    def gather(self, *, is_wanted: bool) -> WholeValues | None:
+        """Wait for all ranks that are there, and put together what they have.
+
+        Buffers are the mean over the ranks that compute, or were when the last of them left.
+        """
+        before = self.traffic
+        self._settle()
+        self._expose()
+        self.publish(self._statistics, self._model.flat_buffers())
+        self.meeting.meet()
+        whole, workers = None, self._workers()
+        if is_wanted or self.comm.position not in workers:
+            self._buffers = self.mean(self._statistics, self._buffers, workers)
+        if is_wanted:
+            buckets = [self._collect(bucket) for bucket in self._model.buckets]
+            whole = WholeValues(buckets, self._buffers)
+        # By now all that others sent before this meeting has come.
+        self._snapshot = self._own_state()
+        self.meeting.meet()
+        now = self._traffic()
+        self._gathering = now[0] - before[0], now[1] - before[1]
+        return whole
+
+    def gather_state(self, *, is_wanted: bool) -> State | None:
+        return None if self._gather_state is None else self._gather_state(is_wanted)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return the rank's own state as it was at the last meeting."""
+        return self._snapshot
+
+    def mean_of(self, number: float) -> float:
+        mine = torch.tensor([number], dtype=torch.float64)
+        self.publish(self._number, mine)
+        self.meeting.meet()
+        mean = float(self.mean(self._number, mine))
+        self.meeting.meet()
+        return mean
+
+    def stay(self) -> None:
+        """Serve until the others leave, or stay as well; meet them when they gather."""
+        comm = self.comm
+        if comm.ranks[comm.position] in self._settings.may_lose(comm.size):
+            return
+        self._farewell.tell(1)
+        others = set(range(comm.size)) - {comm.position}
+        while self.meeting.until_called(others, but=self._has_ended):
+            self.gather(is_wanted=False)
+
+    def serve(self) -> None:
+        """Return when every rank that computes has left; meet them when they gather."""
+        while self.meeting.until_called(self._workers()):
+            self.gather(is_wanted=False)
+
+    def report(self) -> dict[str, Any]:
+        exchanges, num_bytes = self.traffic
+        return {"exchanges": exchanges, "exchanged_bytes": num_bytes, **self._figures()}
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """How many exchanges this rank's steps began with other ranks, and their bytes."""
+        now, apart = self._traffic(), self._gathering
+        return now[0] - apart[0], now[1] - apart[1]
+
+    def _traffic(self) -> tuple[int, int]:
+        windows = self._windows
+        return sum(one.num_calls for one in windows), sum(one.sent_bytes for one in windows)
+
+    def _workers(self) -> set[int]:
+        """Return the positions of the ranks that compute."""
+        num_workers = self._settings.num_workers(self.comm.size)
+        return {at for at, rank in enumerate(self.comm.ranks) if rank < num_workers}
+
+    def _has_ended(self, rank: int) -> bool:
+        return self._farewell.reached[rank] > 0
+
+
+class MeetingReplicas:
+    """One rank's replica where all ranks meet in collectives: a `Whole` of the contract.
+
+    `collect` returns a bucket's values that represent the run. Every rank calls it, for all buckets
+    in turn, so it may be a collective. `own_state` copies what a rank keeps besides parameters and
+    optimizer state.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        comm: Communicator,
+        *,
+        collect: Callable[[Bucket], torch.Tensor],
+        own_state: Callable[[], dict[str, torch.Tensor]] = dict,
+    ) -> None:
+        """Every rank calls it."""
+        self._model = model
+        self._comm = comm
+        self._collect = collect
+        self.state = own_state
+        self._buffers = small_sum(comm, model.flat_buffers().numel(), torch.float64)
+
+    def gather(self, *, is_wanted: bool) -> WholeValues | None:
+        """Collect every bucket, and the mean of all ranks' buffers."""
+        values = [self._collect(bucket) for bucket in self._model.buckets]
+        mine = self._buffers.slots[0].mine
+        mine.copy_(self._model.flat_buffers())
+        self._comm.all_reduce(self._buffers)
+        mean = self._buffers.result / self._comm.size
+        self._comm.barrier()  # peers have read this rank's buffers, which it may now write again
+        return WholeValues(values, mean) if is_wanted else None
+
+    def gather_state(self, *, is_wanted: bool) -> State | None:
+        return None
+
+    def mean_of(self, number: float) -> float:
+        return mean_over(self._comm, number)
+
+    def meet(self) -> None:
+        self._comm.barrier()
+
+    def missing(self) -> list[int]:
+        return []
+
+    def stay(self) -> None:
+        pass
+
+    def serve(self) -> None:
+        pass
+
+    def open(self) -> None:
+        pass
+
+    def report(self) -> dict[str, Any]:
+        return {}

@@ -1,0 +1,193 @@
+"""The strategies' own settings: the table [strategy.NAME] of a job. No torch here: see config.
+
+Each class also says, as pure functions of the number of ranks, who computes and which ranks may be
+lost: the launcher, the job's checks and the strategy itself ask here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from syncline.errors import ConfigError
+
+Period = Annotated[int, Meta(ge=1, examples=[10])]
+
+
+class OwnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of a strategy that has none, and what all have in common."""
+
+    is_synchronous: ClassVar[bool] = True
+    """Whether the result depends on the shards alone, and not on the number of ranks."""
+    fixes_overlap: ClassVar[bool] = False
+    """Whether the strategy itself says if the exchange runs beside compute."""
+    fixes_buckets: ClassVar[bool] = False
+    """Whether the strategy itself says where buckets end."""
+
+    def num_workers(self, ranks: int) -> int:
+        """Return how many of the ranks compute: the first ones."""
+        return ranks
+
+    def may_lose(self, ranks: int) -> range:
+        """Return the ranks without which the others go on."""
+        return range(0)
+
+    def check(self, ranks: int) -> None:
+        """Refuse what cannot work on so many ranks."""
+
+    @property
+    def steps_between_exchanges(self) -> int:
+        """How many steps a rank takes from one exchange to the next."""
+        return 1
+
+
+class FixedSettings(OwnSettings, frozen=True, kw_only=True):
+    """The strategy itself says when ranks exchange, and what lies in a bucket."""
+
+    fixes_overlap: ClassVar[bool] = True
+    fixes_buckets: ClassVar[bool] = True
+
+
+class MergedSettings(FixedSettings, frozen=True, kw_only=True):
+    """What `merged` needs to know about the wire and the layers.
+
+    A message takes `latency_s` and then its bytes at `rate_bytes_per_s`. `times` is
+    "first_backward", or the path of a workload file with the seconds of each layer's backward.
+    """
+
+    latency_s: Annotated[float, Meta(ge=0, examples=[75e-6])] = 75e-6
+    rate_bytes_per_s: Annotated[float, Meta(gt=0, examples=[0.11e9])] = 0.11e9
+    times: Annotated[str, Meta(min_length=1, examples=["first_backward"])] = "first_backward"
+
+
+class PeriodicSettings(OwnSettings, frozen=True, kw_only=True):
+    """Ranks train replicas of their own and exchange every `period` steps."""
+
+    is_synchronous: ClassVar[bool] = False
+
+    period: Period = 1
+
+    @property
+    def steps_between_exchanges(self) -> int:
+        return self.period
+
+    def is_due(self, step: int) -> bool:
+        """Say whether there is an exchange in a step."""
+        return (step + 1) % self.period == 0
+
+
+class GossipSettings(PeriodicSettings, frozen=True, kw_only=True):
+    """With whom ranks mix their parameters, and how often.
+
+    `rule`: "pull" takes the mean with what a partner has published, "push" sends to a partner and
+    takes the mean with what has arrived. `partners`: drawn uniformly from all ranks, oneself
+    included, or given by a topology. `push_sum` weighs what is pushed so that the mean over ranks
+    is kept on any topology. `early` fetches the partner's values for the next exchange at once,
+    while computing; "auto" does so across machines, where there is something to hide.
+    """
+
+    rule: Literal["pull", "push"] = "pull"
+    partners: Literal["uniform", "ring", "exponential", "hypercube"] = "uniform"
+    push_sum: bool = False
+    early: bool | Literal["auto"] = "auto"
+
+    def may_lose(self, ranks: int) -> range:
+        return range(ranks)
+
+    def check(self, ranks: int) -> None:
+        if self.partners == "hypercube" and ranks & (ranks - 1):
+            raise ConfigError(
+                "strategy.gossip.partners",
+                f'got "hypercube" with {ranks} ranks',
+                "a hypercube has 2, 4, 8, ... corners",
+                f'Use "exponential", or {1 << ranks.bit_length()} ranks.',
+            )
+        if self.push_sum and self.rule == "pull":
+            raise ConfigError(
+                "strategy.gossip.push_sum",
+                'got true with rule = "pull"',
+                "what is pulled has no weight",
+                'Use rule = "push".',
+            )
+
+
+class ElasticSettings(PeriodicSettings, frozen=True, kw_only=True):
+    """How strongly and how often ranks and center pull at each other.
+
+    Every `period` steps both move towards each other by `beta` / ranks of their distance.
+    `synchronous`: all ranks exchange with the same center, and it moves when all have come. `early`
+    begins an exchange as soon as the step before has ended, with the same parameters: the wire is
+    hidden behind forward and backward. "auto" does so across machines.
+    """
+
+    beta: Annotated[float, Meta(gt=0, le=1, examples=[0.8])] = 0.8
+    synchronous: bool = False
+    early: bool | Literal["auto"] = "auto"
+
+    def may_lose(self, ranks: int) -> range:
+        return range(ranks)
+
+    def check(self, ranks: int) -> None:
+        if self.synchronous and self.early is True:
+            raise ConfigError(
+                "strategy.elastic.early",
+                "got true with synchronous = true",
+                "all exchange when all have come",
+                'Use early = "auto".',
+            )
+
+
+def check_servers(key: str, servers: int, ranks: int) -> None:
+    """Refuse so many dedicated servers that no rank is left to compute."""
+    if servers >= ranks:
+        raise ConfigError(
+            key,
+            f"got {servers} with {ranks} rank{'s' if ranks > 1 else ''}",
+            "at least one rank must compute",
+            f"Use at most {ranks - 1}, or 0 for strips on all ranks."
+            if ranks > 1
+            else "Use 0 for strips on all ranks.",
+        )
+
+
+class SyncServerSettings(FixedSettings, frozen=True, kw_only=True):
+    """Where parameters live.
+
+    `servers` = 0 spreads strips over all ranks, which work too; otherwise the last so many ranks
+    serve and do nothing else.
+    """
+
+    servers: Annotated[int, Meta(ge=0, examples=[1])] = 0
+
+    def num_workers(self, ranks: int) -> int:
+        return max(1, ranks - self.servers)
+
+    def check(self, ranks: int) -> None:
+        check_servers("strategy.sync_server.servers", self.servers, ranks)
+
+
+class ServerSettings(PeriodicSettings, frozen=True, kw_only=True):
+    """Where parameters live, and how often workers come.
+
+    `servers` = 0 spreads strips over all ranks, which work too; otherwise the last so many ranks
+    serve and do nothing else. Workers push gradients and pull parameters every `period` steps. A
+    worker more than `max_staleness` steps ahead of the slowest waits; "none" never waits. `early`
+    lets the next step begin before the answer to a push is there, which is then taken over before
+    the step after it: older by a step, and the wire is hidden. "auto" does so across machines.
+    """
+
+    servers: Annotated[int, Meta(ge=0, examples=[1])] = 0
+    max_staleness: Annotated[int, Meta(ge=0, examples=[4])] | Literal["none"] = "none"
+    early: bool | Literal["auto"] = "auto"
+
+    def num_workers(self, ranks: int) -> int:
+        return max(1, ranks - self.servers)
+
+    def may_lose(self, ranks: int) -> range:
+        """Workers; not those that hold strips, and without dedicated servers all of them do."""
+        return range(self.num_workers(ranks) if self.servers else 0)
+
+    def check(self, ranks: int) -> None:
+        check_servers("strategy.server.servers", self.servers, ranks)
