@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ranks import run_ranks
+from syncline.comm.shared_memory import SharedMemory
 from syncline.contract import Strategy
 from syncline.errors import ConfigError, UsageError
 from syncline.strategies import STRATEGIES, SyncServer, SyncServerSettings, make_strategy
@@ -49,7 +50,7 @@ class SlowReader(Strategy):
     def start(self, model, comm, saved):
         for bucket in model.buckets:
             if comm.ranks[comm.position] == 0:
-                slow_down(bucket)
+                slow_down(bucket.comm)
         return self.inner.start(model, comm, saved)
 
     def gradient_ready(self, bucket):
@@ -62,19 +63,19 @@ class SlowReader(Strategy):
         self.inner.before_use(bucket, update)
 
 
-def slow_down(bucket):
-    """Let this rank come to every sum, then sleep, then read its peers' memory."""
-    comm = bucket.comm
-    if not hasattr(comm, "_rendezvous") or hasattr(comm, "_is_slow"):
+def slow_down(comm):
+    """Let this rank come to every collective, then sleep, then read its peers' memory."""
+    assert isinstance(comm, SharedMemory), f"in {comm.name} nobody reads others' memory in place"
+    if hasattr(comm, "is_slow"):
         return
-    comm._is_slow = True
-    meet = comm._rendezvous
+    comm.is_slow = True
+    meet = comm.meet
 
     def meet_and_sleep(what):
         meet(what)
         time.sleep(0.003)
 
-    comm._rendezvous = meet_and_sleep
+    comm.meet = meet_and_sleep
 
 
 @every_name

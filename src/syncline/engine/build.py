@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from syncline.comm.base import Communicator, exchange_bytes
 from syncline.comm.control import Control
-from syncline.contract import Plan
+from syncline.contract import Plan, Strategy
 from syncline.engine.bucket import Bucket, Slot, spans_of, view_of
 from syncline.engine.buffers import flat_buffers
 from syncline.engine.early import EarlyUpdates
@@ -65,6 +65,13 @@ def agree_on_facts(
     mine = Facts(tuple(order), tuple(idle), os.cpu_count() or 1, times)
     everybody = exchange_bytes(comm, msgspec.json.encode(mine))
     return msgspec.json.decode(everybody[comm.ranks.index(min(comm.ranks))], type=Facts)
+
+
+def describe_settings(strategy: Strategy) -> list[str]:
+    """Say with which settings a strategy runs, for people; nothing if it has none."""
+    settings = msgspec.structs.asdict(strategy.settings)
+    words = ", ".join(f"{name} {value}" for name, value in settings.items())
+    return [f"{type(strategy).__name__.lower()}: {words}"] if words else []
 
 
 class RealTiming:

@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
 import torch
 from torch import nn
 from torch.nn import Parameter
@@ -33,6 +32,7 @@ from syncline.engine.build import (
     LaidOutModel,
     RealTiming,
     agree_on_facts,
+    describe_settings,
     start_from_rank_0,
 )
 from syncline.engine.compute import ComputeLane
@@ -234,10 +234,7 @@ class Replica:
             f"{self.comm.name}; exchange {how}",
             self._laid_out.describe(self.bucket_bytes),
         ]
-        settings = msgspec.structs.asdict(self.strategy.settings)
-        if settings:
-            words = ", ".join(f"{name} {value}" for name, value in settings.items())
-            lines.append(f"{type(self.strategy).__name__.lower()}: {words}")
+        lines += describe_settings(self.strategy)
         if self._share.step.comm.num_machines > 1:
             lines.append(self._early.describe())
         return lines

@@ -11,6 +11,7 @@ from syncline.strategies.registry import STRATEGIES, make_strategy
 from syncline.strategies.settings import (
     ElasticSettings,
     GossipSettings,
+    LocalSettings,
     MergedSettings,
     OwnSettings,
     ServerSettings,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from syncline.strategies.all_reduce import AllReduce
     from syncline.strategies.elastic import Elastic
     from syncline.strategies.gossip import Gossip
+    from syncline.strategies.local import Local
     from syncline.strategies.merged import Merged
     from syncline.strategies.server import Server
     from syncline.strategies.sync_server import SyncServer
@@ -34,6 +36,8 @@ __all__ = [
     "ElasticSettings",
     "Gossip",
     "GossipSettings",
+    "Local",
+    "LocalSettings",
     "Merged",
     "MergedSettings",
     "OwnSettings",

@@ -14,6 +14,7 @@ from syncline.strategies.settings import (
     ElasticSettings,
     FixedSettings,
     GossipSettings,
+    LocalSettings,
     MergedSettings,
     OwnSettings,
     ServerSettings,
@@ -44,6 +45,7 @@ STRATEGIES: dict[str, Entry] = {
     "sync_server": Entry("sync_server:SyncServer", SyncServerSettings),
     "gossip": Entry("gossip:Gossip", GossipSettings),
     "elastic": Entry("elastic:Elastic", ElasticSettings),
+    "local": Entry("local:Local", LocalSettings),
     "server": Entry("server:Server", ServerSettings),
 }
 

@@ -139,6 +139,19 @@ class ElasticSettings(PeriodicSettings, frozen=True, kw_only=True):
             )
 
 
+class LocalSettings(PeriodicSettings, frozen=True, kw_only=True):
+    """How long ranks train alone, and how the outer parameters follow them.
+
+    After `period` steps the outer parameters take a step of SGD with Nesterov momentum, with
+    `outer_lr` and `outer_momentum`, towards the mean of the ranks' parameters. The defaults are
+    DiLoCo's; `outer_lr` 1 and `outer_momentum` 0 take the mean itself.
+    """
+
+    period: Period = 20
+    outer_lr: Annotated[float, Meta(gt=0, examples=[0.7])] = 0.7
+    outer_momentum: Annotated[float, Meta(ge=0, lt=1, examples=[0.9])] = 0.9
+
+
 def check_servers(key: str, servers: int, ranks: int) -> None:
     """Refuse so many dedicated servers that no rank is left to compute."""
     if servers >= ranks:
