@@ -195,7 +195,8 @@ class Saved:
     """What a checkpoint holds for a strategy that goes on from it; empty at a fresh start."""
 
     state: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """What `Whole.state` returned; empty on a rank that is new."""
+    """What this rank's `Whole.state` returned; empty on a rank that is new. The number of ranks and
+    the buckets may have changed since: name what depends on them so that it is not found then."""
     parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """The parameters that represented the run, by name."""
 
