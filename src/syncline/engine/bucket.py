@@ -244,3 +244,12 @@ def pieces_of(bucket: Bucket, start: int, stop: int) -> Iterable[Piece]:
 def send_order(layout: Layout, buckets: Sequence[Bucket]) -> list[Bucket]:
     """Return the buckets in the order in which their gradients are exchanged."""
     return [buckets[index] for index in layout.send_order]
+
+
+def needs_closing(comm: Communicator, buckets: Sequence[Bucket]) -> bool:
+    """Say whether what the step group sums must be closed by a meeting of its own.
+
+    Where a bucket is held by the whole step group, its exchange in each step is that meeting. Where
+    all are held by smaller groups, a rank may be a step ahead of one that it shares no group with.
+    """
+    return not any(bucket.comm is comm for bucket in buckets)

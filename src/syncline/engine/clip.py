@@ -14,7 +14,7 @@ from itertools import accumulate
 import torch
 
 from syncline.comm.base import Communicator, small_sum
-from syncline.engine.bucket import Bucket, Slot, pieces_of
+from syncline.engine.bucket import Bucket, Slot, needs_closing, pieces_of
 from syncline.engine.layout import BLOCK_ELEMENTS
 
 
@@ -26,7 +26,7 @@ class Norm:
     ) -> None:
         firsts = [0, *accumulate(map(num_blocks, slots))]
         self._comm = comm
-        self._is_closed_here = not any(bucket.comm is comm for bucket in buckets)
+        self._is_closed_here = needs_closing(comm, buckets)
         self._squares = small_sum(comm, firsts[-1], torch.float64)
         self._counted: list[tuple[torch.Tensor, int]] = []
         """What this rank contributes: a piece of gradient and the number of its first block."""

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from syncline.comm.base import Communicator, Partials
 from syncline.comm.hub import PATIENT
 from syncline.contract import GroupSettings, Strategy, UpdateSettings
-from syncline.engine.bucket import Bucket, Event, send_order
+from syncline.engine.bucket import Bucket, Event, needs_closing, send_order
 from syncline.engine.early import EarlyUpdates
 from syncline.engine.flags import Flags
 from syncline.engine.layout import Layout
@@ -67,15 +67,6 @@ class StepBuffers(Protocol):
     def end_step(self, comm: Communicator, others_changed: bool) -> Iterable[None]: ...
 
     def hear_counts(self, told: Sequence[float]) -> None: ...
-
-
-def needs_closing(comm: Communicator, buckets: Sequence[Bucket]) -> bool:
-    """Say whether what the step group sums must be closed by a meeting of its own.
-
-    Where a bucket is held by the whole step group, its exchange in each step is that meeting. Where
-    all are held by smaller groups, a rank may be a step ahead of one that it shares no group with.
-    """
-    return not any(bucket.comm is comm for bucket in buckets)
 
 
 class Steps:
