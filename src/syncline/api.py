@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from syncline.comm.tree import shard_range
+from syncline.config.settings import HUNG_S, SILENT_S
 from syncline.contract import Strategy
 from syncline.engine.replica import Replica
 from syncline.errors import ConfigError, UsageError
@@ -19,7 +20,11 @@ from syncline.strategies import make_strategy
 
 
 def init(
-    *, comm: str = "auto", silent_s: float = 20.0, hung_s: float = 600.0, threads: int | None = None
+    *,
+    comm: str = "auto",
+    silent_s: float = SILENT_S,
+    hung_s: float = HUNG_S,
+    threads: int | None = None,
 ) -> int:
     """Join the job that this process was started for, and return this process's rank.
 

@@ -24,6 +24,7 @@ from syncline.files import replacing
 
 FORMAT = 1
 KEEP = 2
+"""Checkpoints that stay in a folder: the last, and one more should the last be damaged."""
 _PATTERN = "step-*.safetensors"
 
 

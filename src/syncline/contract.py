@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from syncline.comm.tree import shard_range
 from syncline.errors import ConfigError
 from syncline.sizes import BY_SIZE, BucketRule, Size, Times
 from syncline.strategies.settings import OwnSettings
@@ -144,24 +145,18 @@ def deal(shards: int, workers: int, ranks: int) -> tuple[range, ...]:
     >>> deal(5, 2, 3)
     (range(0, 3), range(3, 5), range(0, 0))
     """
-    share, more = divmod(shards, workers)
-    dealt = []
-    low = 0
-    for rank in range(ranks):
-        high = low + (share + (rank < more) if rank < workers else 0)
-        dealt.append(range(low, high) if rank < workers else range(0))
-        low = high
-    return tuple(dealt)
+    dealt = [range(*shard_range(shards, workers, rank)) for rank in range(workers)]
+    return (*dealt, *[range(0)] * (ranks - workers))
 
 
-GroupSettings = list[dict[str, Any]]
+ParamGroups = list[dict[str, Any]]
 """The settings of each parameter group of an optimizer, without the parameters."""
 
 
 class UpdateSettings(NamedTuple):
     """How the optimizer runs in one step."""
 
-    groups: GroupSettings
+    groups: ParamGroups
     """What they were when `optimizer.step()` was called."""
     without: frozenset[int]
     """Parameters that get no update: no rank has a gradient for them."""

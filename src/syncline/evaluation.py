@@ -63,7 +63,7 @@ class SharedEvaluation:
         if self._table is None:
             self._table = small_sum(self._comm, numbers.numel(), numbers.dtype)
         partials = self._table
-        partials.slots[0].mine.copy_(numbers.reshape(-1))
+        partials.sums[0].mine.copy_(numbers.reshape(-1))
         self._lane.submit(self._comm.all_reduce, partials)
         self._lane.drain()
         return partials.result.view(numbers.shape).clone()

@@ -38,6 +38,7 @@ from syncline.launch.env import World, read_world
 log = logging.getLogger("syncline")
 
 MEETING_S = 60.0
+"""How long ranks wait for each other at the start: a cold file system loads torch in half of it."""
 KINDS = ("auto", "shared_memory", "network", "torch")
 """`network` is TCP of our own; `torch`, messages in torch.distributed's process group."""
 _SIOCGIFADDR = 0x8915

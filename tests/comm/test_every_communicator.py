@@ -69,19 +69,19 @@ def tree_sum(node, num_elements):
 
 
 def make_partials(comm, shards, num_elements, cuts=None) -> Partials:
-    """Fill a rank's slots with the partial sums of its shards."""
+    """Fill a rank's sums with the partial sums of its shards."""
     spread = Spread.even(shards, comm.ranks)
-    num_slots = max(plan_leaves(nodes)[1] for nodes in spread.nodes)
-    slots = [comm.allocate(num_elements, torch.float32) for _ in range(num_slots)]
+    num_sums = max(plan_leaves(nodes)[1] for nodes in spread.nodes)
+    memories = [comm.allocate(num_elements, torch.float32) for _ in range(num_sums)]
     cuts = cuts or even_cuts(num_elements, comm.size)
-    partials = Partials(slots, cuts, spread, 1 / shards)
+    partials = Partials(memories, cuts, spread, 1 / shards)
     fill(comm, partials)
     return partials
 
 
 def fill(comm, partials) -> None:
-    for slot, node in zip(partials.slots, partials.spread.nodes[comm.position], strict=False):
-        slot.mine.copy_(tree_sum(node, slot.mine.numel()))
+    for memory, node in zip(partials.sums, partials.spread.nodes[comm.position], strict=False):
+        memory.mine.copy_(tree_sum(node, memory.mine.numel()))
 
 
 def bits(tensor: torch.Tensor) -> str:
@@ -164,14 +164,14 @@ def test_operations_on_the_same_partials_do_not_replay_each_other(world, num_ele
             found.append(bits(partials.result if whole else partials.strip(comm.position)))
             assert partials.result.data_ptr() == where
             comm.barrier()
-        is_in_slot = where == partials.slots[0].mine.data_ptr()
-        return found, list(partials.cuts[comm.position : comm.position + 2]), is_in_slot
+        is_in_sum = where == partials.sums[0].mine.data_ptr()
+        return found, list(partials.cuts[comm.position : comm.position + 2]), is_in_sum
 
     whole = expected(shards, num_elements)
-    for found, (low, high), is_in_slot in in_world(world, work):
+    for found, (low, high), is_in_sum in in_world(world, work):
         strip = bits(whole[low:high])
         assert found == [strip, bits(whole), strip, bits(whole)]
-        assert is_in_slot == (num_elements == 40_000 or size == 1)
+        assert is_in_sum == (num_elements == 40_000 or size == 1)
 
 
 @every_communicator
@@ -190,7 +190,7 @@ def test_the_result_of_an_all_reduce_is_the_rank_s_to_keep(world):
 
 
 @every_communicator
-def test_published_sums_travel_with_an_earlier_collective(world):
+def test_announced_sums_travel_with_an_earlier_collective(world):
     size = WORLDS[world][0]
 
     def work(comm):
@@ -199,9 +199,9 @@ def test_published_sums_travel_with_an_earlier_collective(world):
         gradients = make_partials(comm, size, 500)
         for turn in range(3):
             comm.barrier()
-            small.slots[0].mine.fill_(float(turn * 10 + comm.position))
+            small.sums[0].mine.fill_(float(turn * 10 + comm.position))
             if turn != 1:  # also without: both ways must agree
-                comm.publish(small)
+                comm.announce(small)
             comm.reduce_scatter(gradients)
             comm.all_reduce(small)
             found.append(small.result[0].item() * size)
@@ -220,7 +220,7 @@ def test_reduce_gives_the_root_the_tree_sum(world):
         root = comm.size - 1
         partials = make_partials(comm, size, 999)
         comm.reduce(partials, root)
-        found = bits(partials.slots[0].mine) if comm.position == root else None
+        found = bits(partials.sums[0].mine) if comm.position == root else None
         comm.barrier()
         return found
 

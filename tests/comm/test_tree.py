@@ -31,19 +31,19 @@ def tree_sum(leaves, node):
 
 
 def accumulate(leaves, spread, position):
-    """Do what a rank does with its shards, one after the other; return its slots."""
-    plans, num_slots = plan_leaves(spread.nodes[position])
-    slots = [torch.full_like(leaves[0], float("nan")) for _ in range(num_slots)]
+    """Do what a rank does with its shards, one after the other; return its sums."""
+    plans, num_sums = plan_leaves(spread.nodes[position])
+    sums = [torch.full_like(leaves[0], float("nan")) for _ in range(num_sums)]
     low, high = spread.nodes[position][0][0], spread.nodes[position][-1][1]
     for shard in range(low, high):
         plan = plans[shard]
         if plan.fresh:
-            slots[plan.slot].copy_(leaves[shard])
+            sums[plan.into].copy_(leaves[shard])
         else:
-            slots[plan.slot].add_(leaves[shard])
+            sums[plan.into].add_(leaves[shard])
         for into, from_ in plan.merges:
-            slots[into].add_(slots[from_])
-    return slots
+            sums[into].add_(sums[from_])
+    return sums
 
 
 @given(worlds, st.integers(0, 2**32 - 1))
@@ -57,8 +57,8 @@ def test_any_number_of_ranks_gives_the_bits_of_the_whole_tree(world, seed):
     spread = Spread.even(shards, range(size))
     sources = []
     for position in range(size):
-        slots = accumulate(leaves, spread, position)
-        sources += list(zip(spread.nodes[position], slots, strict=False))
+        sums = accumulate(leaves, spread, position)
+        sources += list(zip(spread.nodes[position], sums, strict=False))
     out = sources[0][1]
     prepare_sum((0, shards), sources, out, 1 / shards)()
 
@@ -123,7 +123,7 @@ def test_ranks_hold_every_shard_once_and_in_order(world):
 
 
 @given(worlds)
-def test_slots_grow_with_the_logarithm_of_the_shards_a_rank_has(world):
+def test_sums_grow_with_the_logarithm_of_the_shards_a_rank_has(world):
     shards, size = world
     spread = Spread.even(shards, range(size))
     per_rank = -(-shards // size)

@@ -38,12 +38,12 @@ def test_a_dedicated_server_takes_in_and_gives_out_what_every_worker_has():
         spread = Spread(workers, (*(((k, k + 1),) for k in range(workers)), ()))
         cuts = (0,) * (workers + 1) + (num_elements,)
         partials = Partials([comm.allocate(num_elements, torch.float32)], cuts, spread, 1.0)
-        partials.slots[0].mine.fill_(1.0 + comm.position)
+        partials.sums[0].mine.fill_(1.0 + comm.position)
         comm.reduce_scatter(partials)
         reduced_s = clock.now_s
         memory = comm.allocate(num_elements, torch.float32)
         if comm.position == workers:
-            memory.mine.copy_(partials.slots[0].mine)
+            memory.mine.copy_(partials.sums[0].mine)
         comm.all_gather(Strips(memory, cuts))
         return reduced_s, clock.now_s, memory.mine.unique().tolist()
 

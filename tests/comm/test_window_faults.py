@@ -170,7 +170,7 @@ def test_a_reader_that_falls_asleep_costs_the_publisher_one_short_wait(tmp_path)
         return took_s, told
 
     (took_s, told), found = run_ranks(2, work)
-    # The other slot was free once; the 49 publications after it find their slot taken, and say so.
+    # The other buffer was free once; the 49 publications after it find theirs taken, and say so.
     assert took_s < 1.0
     assert told == [True] + [False] * 49
     assert found == [[1.0] * 8, 3, [100.0] * 8]

@@ -117,7 +117,7 @@ def play(
             clock.sleep(max(0.0, begins_s - clock.now_s))
             given = gradients[rank][step]
             gradient = given(toy.values.clone()) if callable(given) else torch.tensor(given)
-            toy.bucket.gradient.slots[0].mine.copy_(gradient)
+            toy.bucket.gradient.sums[0].mine.copy_(gradient)
             strategy.gradient_ready(toy.bucket)
             strategy.step_entered(step)
             strategy.before_use(toy.bucket, UpdateSettings(toy.settings, frozenset()))

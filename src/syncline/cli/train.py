@@ -126,7 +126,8 @@ def check_names(job: Job) -> None:
         samples=settings.samples,
         seed=job.run.seed,
     )
-    # How large the images are is known here only if the job says so: otherwise the ranks check.
+    # How large the images are is known here only if the job says so: otherwise the ranks check,
+    # and here any size will do that no model is too deep for.
     size = job.image_size or 4096
     shape = settings.sample_shape or (3, size, size)
     models.check(job.model.name, shape, job.model.classes or 1, job.model.options)

@@ -51,14 +51,16 @@ class Alone:
         mine = torch.zeros(num_elements, dtype=dtype, device=self._device)
         return Memory(mine, is_common=True, owner=self)
 
-    def publish(self, partials: Partials) -> None:
+    def announce(self, partials: Partials) -> None:
         pass
 
     def reduce_scatter(self, partials: Partials) -> None:
         add_up = partials.plans.get("reduce_scatter")
         if add_up is None:
             nodes = partials.spread.nodes[0]
-            sources = [(node, slot.mine) for node, slot in zip(nodes, partials.slots, strict=False)]
+            sources = [
+                (node, memory.mine) for node, memory in zip(nodes, partials.sums, strict=False)
+            ]
             root = (0, partials.spread.shards)
             add_up = prepare_sum(root, sources, partials.result, partials.scale)
             partials.plans["reduce_scatter"] = add_up

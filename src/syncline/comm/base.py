@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from syncline.comm.window import Functions, Window
 
 
-class Group(Protocol):
+class Members(Protocol):
     """Some ranks of the world, by position."""
 
     @property
@@ -44,7 +44,7 @@ class Memory:
     mine: torch.Tensor
     peers: tuple[torch.Tensor, ...] | None = None
     is_common: bool = False
-    owner: Group | None = field(default=None, repr=False)
+    owner: Members | None = field(default=None, repr=False)
     """The group that allocated it, by whose positions `peers` are."""
     origin: tuple[int, int] | None = None
     """The number of the allocation and the first element in it, where peers find it by that."""
@@ -70,23 +70,23 @@ class Strips:
 
 @dataclass(eq=False)
 class Partials:
-    """What a rank knows of a sum over all shards: slot k holds the k-th node of its spread.
+    """What a rank knows of a sum over all shards: `sums[k]` is the k-th node of its spread.
 
-    After `reduce_scatter` the rank's own strip of slot 0 holds scale * sum. After `all_reduce`
+    After `reduce_scatter` the rank's own strip of `sums[0]` holds scale * sum. After `all_reduce`
     `result` holds all of it, and is the rank's to keep.
     """
 
-    slots: list[Memory]
+    sums: list[Memory]
     cuts: tuple[int, ...]
     spread: Spread
     scale: float
     plans: dict[str, Any] = field(default_factory=dict, repr=False)
     """What the communicator has prepared, by operation: one does not replay another's."""
     told_by: int | None = None
-    """The collective with which peers hear that the slots are filled, if they were published."""
+    """The collective with which peers hear that the sums are there, if that was announced."""
 
     def __post_init__(self) -> None:
-        whole = self.slots[0].mine
+        whole = self.sums[0].mine
         self.is_small = whole.numel() * whole.itemsize <= SMALL_BYTES
         has_own_result = self.is_small and len(self.spread.nodes) > 1
         self._result = torch.zeros_like(whole) if has_own_result else whole
@@ -95,18 +95,18 @@ class Partials:
     def result(self) -> torch.Tensor:
         """Where `all_reduce` leaves the sum, always the same memory.
 
-        A small sum has memory of its own, since peers still read the slots when it is there. A
-        large one, or that of a rank alone, is left in slot 0.
+        A small sum has memory of its own, since peers still read `sums` when it is there. A
+        large one, or that of a rank alone, is left in `sums[0]`.
         """
         return self._result
 
     @cached_property
     def gathered(self) -> Strips:
-        """Slot 0 as strips, for the second half of a large all-reduce."""
-        return Strips(self.slots[0], self.cuts)
+        """`sums[0]` as strips, for the second half of a large all-reduce."""
+        return Strips(self.sums[0], self.cuts)
 
     def strip(self, position: int) -> torch.Tensor:
-        return self.slots[0].mine[self.cuts[position] : self.cuts[position + 1]]
+        return self.sums[0].mine[self.cuts[position] : self.cuts[position + 1]]
 
 
 class Communicator(Protocol):
@@ -152,14 +152,14 @@ class Communicator(Protocol):
     def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
         """Return zeroed memory that the ranks of one machine share. Every rank calls it."""
 
-    def publish(self, partials: Partials) -> None:
-        """Say that the slots are filled, for an `all_reduce` some collectives later.
+    def announce(self, partials: Partials) -> None:
+        """Say that this rank's sums are there, for an `all_reduce` some collectives later.
 
         The next collective tells the peers, so that the `all_reduce` itself need not meet them.
         """
 
     def reduce_scatter(self, partials: Partials) -> None:
-        """Sum along the tree; this rank's strip of slot 0 holds the result."""
+        """Sum along the tree; this rank's strip of `sums[0]` holds the result."""
 
     def all_gather(self, strips: Strips) -> None:
         """Give every rank every strip, each as its owner has it."""
@@ -168,7 +168,7 @@ class Communicator(Protocol):
         """Sum along the tree; `result` holds all of it on every rank."""
 
     def reduce(self, partials: Partials, root: int) -> None:
-        """Sum along the tree; slot 0 of the rank in position `root` holds the whole result."""
+        """Sum along the tree; `sums[0]` of the rank in position `root` holds all of it."""
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Copy the tensor of the rank in position `root` to all. Any contiguous tensor will do."""
@@ -180,7 +180,7 @@ class Communicator(Protocol):
         """Return when no peer reads memory any more that this rank has lent on this channel.
 
         Every rank calls it, on a channel whose last collective closes nothing: after a
-        `reduce_scatter` or `all_reduce` peers may still read the slots, after an `all_gather` of
+        `reduce_scatter` or `all_reduce` peers may still read the sums, after an `all_gather` of
         private memory the strip. It costs a meeting where peers read memory in place, and nothing
         where they are sent copies.
         """
@@ -203,7 +203,7 @@ class Communicator(Protocol):
         """
 
 
-def check_owner(memories: Iterable[Memory], owner: Group) -> None:
+def check_owner(memories: Iterable[Memory], owner: Members) -> None:
     """Refuse memory of another communicator, whose positions stand for other ranks.
 
     Called when an operation is prepared: sums of the wrong memory would go unnoticed later.
@@ -220,12 +220,12 @@ def check_owner(memories: Iterable[Memory], owner: Group) -> None:
 def prepare_reach(
     partials: Partials, start: int, stop: int, out: torch.Tensor
 ) -> Callable[[], None]:
-    """Prepare the sum of some elements over everybody's slots, where all can be reached."""
+    """Prepare the sum of some elements over everybody's partial sums, where all can be reached."""
     sources = [
-        (node, slot.peers[position][start:stop])
+        (node, memory.peers[position][start:stop])
         for position, nodes in enumerate(partials.spread.nodes)
-        for node, slot in zip(nodes, partials.slots, strict=False)
-        if slot.peers is not None
+        for node, memory in zip(nodes, partials.sums, strict=False)
+        if memory.peers is not None
     ]
     return prepare_sum((0, partials.spread.shards), sources, out, partials.scale)
 
@@ -241,15 +241,21 @@ def even_cuts(num_elements: int, size: int) -> tuple[int, ...]:
 
 def small_sum(comm: Communicator, num_elements: int, dtype: torch.dtype) -> Partials:
     """Allocate a sum to which every rank brings one term. Every rank calls it."""
-    spread = Spread.even(comm.size, comm.ranks)
-    cuts = even_cuts(num_elements, comm.size)
-    return Partials([comm.allocate(num_elements, dtype)], cuts, spread, 1.0)
+    return allocate_sums(comm, num_elements, dtype, Spread.even(comm.size, comm.ranks), 1.0)
+
+
+def allocate_sums(
+    comm: Communicator, num_elements: int, dtype: torch.dtype, spread: Spread, scale: float
+) -> Partials:
+    """Allocate the partial sums of a spread, in strips of equal size. Every rank calls it."""
+    sums = [comm.allocate(num_elements, dtype) for _ in range(spread.num_sums)]
+    return Partials(sums, even_cuts(num_elements, comm.size), spread, scale)
 
 
 def mean_over(comm: Communicator, number: float) -> float:
     """Return the mean of a number over all ranks. Every rank calls it."""
     partials = small_sum(comm, 1, torch.float64)
-    partials.slots[0].mine.fill_(number)
+    partials.sums[0].mine.fill_(number)
     comm.all_reduce(partials)
     comm.barrier()  # peers have read this rank's number
     return float(partials.result) / comm.size

@@ -58,9 +58,7 @@ class ControlMessage(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
 class Control:
     """This rank's end of the control connections, and its verdict on the others."""
 
-    def __init__(
-        self, place: Place, links: Connections, *, silent_s: float = 20.0, hung_s: float = 600.0
-    ) -> None:
+    def __init__(self, place: Place, links: Connections, *, silent_s: float, hung_s: float) -> None:
         self.place = place
         self.silent_s = silent_s
         self.hung_s = hung_s

@@ -75,7 +75,7 @@ class Hierarchical(RealCommunicator):
 
     def plan_reduce_scatter(self, partials: Partials) -> Prepared:
         """Prepare both stages: sums of the machine's own nodes, then the exchange across."""
-        check_owner(partials.slots, self._inside)
+        check_owner(partials.sums, self._inside)
         strips = self._strips_of_column(partials.cuts)
         low, high = strips[0][0], strips[-1][1]
         machines = [range(at, self.size, self.num_machines) for at in range(self.num_machines)]
@@ -83,9 +83,9 @@ class Hierarchical(RealCommunicator):
         sources: list[tuple[Node, torch.Tensor]] = []
         for local, position in enumerate(machines[self._machine]):
             nodes = partials.spread.nodes[position]
-            for node, slot in zip(nodes, partials.slots, strict=False):
-                assert slot.peers is not None
-                sources.append((node, slot.peers[local][low:high]))
+            for node, memory in zip(nodes, partials.sums, strict=False):
+                assert memory.peers is not None
+                sources.append((node, memory.peers[local][low:high]))
         ends = across.nodes[self._machine]
         columns: list[torch.Tensor] = []
         for end in ends:
@@ -93,8 +93,8 @@ class Hierarchical(RealCommunicator):
             if len(below) == 1:
                 columns.append(below[0][1])  # it is sent from where it lies
             elif len(ends) == 1:
-                # In place: no other rank reads this rank's own column of its own slot.
-                columns.append(partials.slots[0].mine[low:high])
+                # In place: no other rank reads this rank's own column of its own sum.
+                columns.append(partials.sums[0].mine[low:high])
             else:
                 columns.append(torch.empty(high - low, dtype=partials.result.dtype))
         add_up = prepare_sums(ends, sources, columns)
@@ -120,7 +120,7 @@ class Hierarchical(RealCommunicator):
         """Return how much of this rank's memory its peers on the machine read."""
         return sent_bytes(stages(what, self._shape, volume), self.position, "inside")
 
-    def publish(self, partials: Partials) -> None:
+    def announce(self, partials: Partials) -> None:
         pass
 
     def plan_all_gather(self, strips: Strips) -> Prepared:
@@ -143,7 +143,7 @@ class Hierarchical(RealCommunicator):
 
         def run(what: str) -> None:
             both.run(what)
-            partials.result.copy_(partials.slots[0].mine)
+            partials.result.copy_(partials.sums[0].mine)
 
         return Prepared(run, both.num_bytes)
 

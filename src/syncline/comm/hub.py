@@ -31,6 +31,9 @@ Four buckets fill the wire: while one is waited for, others are on their way (de
 counts for all of them fit into one cache line of shared memory.
 """
 
+LONGEST_SLEEP_S = 1.0
+"""Everything wakes a sleeper; should a wake-up be lost, it costs a second and not the run."""
+
 ALONE = -1
 """The channel of work that starts when all before it is done, and is done before more starts."""
 
@@ -84,7 +87,7 @@ class Hub:
         """
         current = greenlet.getcurrent()
         if current.parent is None:
-            self.poll(1.0)
+            self.poll(LONGEST_SLEEP_S)
         else:
             current.parent.switch(is_over)
 

@@ -164,7 +164,7 @@ class Network(RealCommunicator):
 
         return Prepared(run, exchange.num_bytes)
 
-    def publish(self, partials: Partials) -> None:
+    def announce(self, partials: Partials) -> None:
         pass
 
     def end_lending(self) -> None:
@@ -176,9 +176,9 @@ class Network(RealCommunicator):
     def _plan_sum(
         self, partials: Partials, strips: Sequence[tuple[int, int]], out: torch.Tensor
     ) -> Prepared:
-        check_owner(partials.slots, self)
+        check_owner(partials.sums, self)
         nodes = partials.spread.nodes
-        mine = [slot.mine for slot in partials.slots[: len(nodes[self.position])]]
+        mine = [memory.mine for memory in partials.sums[: len(nodes[self.position])]]
         return self.prepare(partials.spread.shards, nodes, mine, strips, out, partials.scale)
 
     def plan_reduce_scatter(self, partials: Partials) -> Prepared:

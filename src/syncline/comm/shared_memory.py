@@ -113,11 +113,11 @@ class SharedMemory(RealCommunicator):
         segment = self.star.segment(num_elements * dtype.itemsize)
         return Memory(as_tensor(segment, 0, num_elements, dtype), is_common=True, owner=self)
 
-    def publish(self, partials: Partials) -> None:
+    def announce(self, partials: Partials) -> None:
         partials.told_by = self._counts[self.hub.channel] + 1
 
     def plan_reduce_scatter(self, partials: Partials) -> Prepared:
-        check_owner(partials.slots, self)
+        check_owner(partials.sums, self)
         start, stop = partials.cuts[self.position : self.position + 2]
         add_up = prepare_reach(partials, start, stop, partials.strip(self.position))
 
@@ -155,7 +155,7 @@ class SharedMemory(RealCommunicator):
         if not partials.is_small:
             gather = self.plan_all_gather(partials.gathered)
             return one_after_the_other(self.plan_reduce_scatter(partials), gather)
-        check_owner(partials.slots, self)
+        check_owner(partials.sums, self)
         add_up = prepare_reach(partials, 0, partials.result.numel(), partials.result)
 
         def run(what: str) -> None:

@@ -1,8 +1,8 @@
 """Windows among the ranks of one machine: nothing is copied but what is published.
 
-A get reads the peer's memory in place. A rank has two slots and publishes into the one that is not
-current; a reader first says which slot it reads, and a slot that is being read is not written. So
-no rank reads half of one version and half of another, or waits for a peer that is frozen.
+A get reads the peer's memory in place. A rank has two buffers and publishes into the one that is
+not current; a reader first says which buffer it reads, and a buffer that is being read is not
+written. So no rank reads half of one version and half of another, or waits for a frozen peer.
 
 A call is a cell in shared memory and a ring at the owner's door: where the values lie, where the
 answer goes, and a number that is written last. The owner reads and writes the caller's memory
@@ -39,7 +39,7 @@ _VALUES, _OUT = slice(6, 9), slice(9, 12)
 _NOTE_AT = 96
 _NOTHING = (-1, 0, 0)
 _READ_S = 0.1
-"""How long a reader may hold a slot: reasoned, ten times what copying 50 MB takes."""
+"""How long a reader may hold a buffer: reasoned, ten times what copying 50 MB takes."""
 
 
 class SharedCalls:
@@ -186,11 +186,11 @@ class SharedWindow(ServedWindow):
         self._size = comm.size
         nothing = torch.empty(0, dtype=dtype)
         empty = Memory(nothing, (nothing,) * self._size)
-        self._slots = [
+        self._published = [
             comm.allocate(num_elements, dtype) if num_elements else empty for _ in range(2)
         ]
-        # For each rank: the version it published last, which lies in slot version % 2; then, for
-        # each reader, 1 + the slot that it is reading.
+        # For each rank: the version it published last, which lies in buffer version % 2; then, for
+        # each reader, 1 + the buffer that it is reading.
         self._row = 1 + self._size
         self._board = memoryview(comm.star.segment(8 * self._size * self._row)).cast("q")
         self._is_blocked = False
@@ -204,13 +204,13 @@ class SharedWindow(ServedWindow):
         deadline = time.monotonic() + _READ_S
         while spare + 1 in self._readers(at):
             if self._is_blocked or time.monotonic() > deadline:
-                # A reader still holds the slot: the old version stays published, and the next
+                # A reader still holds the buffer: the old version stays published, and the next
                 # attempt does not wait for that reader again.
                 self._is_blocked = True
                 return False
             time.sleep(0.0005)
         self._is_blocked = False
-        self._slots[spare].mine.copy_(values)
+        self._published[spare].mine.copy_(values)
         self._board[at] = version
         return True
 
@@ -226,7 +226,7 @@ class SharedWindow(ServedWindow):
         if self._patience.is_gone(rank):
             return Lost(rank)
         if position != self._position:
-            mine = self._slots[0].mine
+            mine = self._published[0].mine
             self._count("get", mine.numel() * mine.itemsize)
         return _Reading(self, position)
 
@@ -242,7 +242,7 @@ class SharedWindow(ServedWindow):
             # Still the latest: then the owner finds the mark before it writes there again.
             if self._board[at] == version:
                 break
-        peers = self._slots[version % 2].peers
+        peers = self._published[version % 2].peers
         assert peers is not None
         return version, peers[position]
 

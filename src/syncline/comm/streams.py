@@ -119,7 +119,7 @@ class _Incoming:
 
     target: memoryview
     exchange: Exchange | None
-    """None while no receive was posted for it: it comes early."""
+    """None while no receive was posted for it: it was not expected yet."""
     num_bytes: int = 0
 
 
@@ -201,7 +201,7 @@ class _Peer:
         self._is_waiting = False
         self._num_queued = array("i", [0])
         self._posted: dict[Conversation, deque[Receive]] = defaultdict(deque)
-        self._early: dict[Conversation, deque[bytearray]] = defaultdict(deque)
+        self._unexpected: dict[Conversation, deque[bytearray]] = defaultdict(deque)
         self._spares = _Spares()
         self._listeners: dict[Conversation, Listener] = {}
         self._forgotten: set[int] = set()
@@ -224,25 +224,25 @@ class _Peer:
 
     def post(self, conversation: Conversation, target: memoryview, exchange: Exchange) -> None:
         """Say where the conversation's next message goes."""
-        early = self._early[conversation]
-        if not early:
+        unexpected = self._unexpected[conversation]
+        if not unexpected:
             self._posted[conversation].append((target, exchange))
             return
-        self._deliver(early.popleft(), (target, exchange))
+        self._deliver(unexpected.popleft(), (target, exchange))
 
     def listen(self, conversation: Conversation, listener: Listener) -> None:
         """Hand every message of a conversation to a listener, from the first on."""
         self._listeners[conversation] = listener
-        early = self._early[conversation]
-        while early:
-            self._hear(listener, early.popleft())
+        unexpected = self._unexpected[conversation]
+        while unexpected:
+            self._hear(listener, unexpected.popleft())
 
     def _hear(self, listener: Listener, message: bytearray) -> None:
         listener(self.rank, message)
         self._spares.give(message)
 
     def _deliver(self, message: bytearray, receive: Receive) -> None:
-        """Copy a message that came early to where it was to go."""
+        """Copy a message that came before its receive to where it was to go."""
         target, exchange = receive
         self._check_length(len(message), target)
         target[:] = message
@@ -385,7 +385,7 @@ class _Peer:
                 incoming.exchange.arrived(self.rank)
             else:
                 message: Any = incoming.target.obj
-                self._keep_early(conversation, message)
+                self._keep_unexpected(conversation, message)
 
     def _begin(self, conversation: Conversation, size_bytes: int) -> _Incoming:
         """Find a place for a message whose first piece is here."""
@@ -401,7 +401,7 @@ class _Peer:
         self._incoming[conversation] = incoming
         return incoming
 
-    def _keep_early(self, conversation: Conversation, message: bytearray) -> None:
+    def _keep_unexpected(self, conversation: Conversation, message: bytearray) -> None:
         listener = self._listeners.get(conversation)
         posted = self._posted[conversation]
         if conversation[0] in self._forgotten:
@@ -412,12 +412,12 @@ class _Peer:
             # Its receive was posted while it arrived.
             self._deliver(message, posted.popleft())
         else:
-            self._early[conversation].append(message)
+            self._unexpected[conversation].append(message)
 
     def forget(self, group: int) -> None:
         """Drop what has come for a group, or will come: it is closed here."""
         self._forgotten.add(group)
-        tables: list[dict[Conversation, Any]] = [self._posted, self._early, self._listeners]
+        tables: list[dict[Conversation, Any]] = [self._posted, self._unexpected, self._listeners]
         for table in tables:
             for conversation in [one for one in table if one[0] == group]:
                 del table[conversation]

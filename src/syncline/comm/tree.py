@@ -80,7 +80,7 @@ def shard_range(shards: int, size: int, rank: int) -> tuple[int, int]:
 class Spread:
     """How the shards of a step are spread over the ranks of a communicator.
 
-    `nodes[position]` are the partial sums that the rank in this position holds, in slot order.
+    `nodes[position]` are the partial sums that the rank in this position holds, in their order.
     """
 
     shards: int
@@ -105,8 +105,8 @@ class Spread:
         return Spread(self.shards, tuple(ends))
 
     @cached_property
-    def num_slots(self) -> int:
-        """How many slots the rank that needs most of them needs to add up its shards."""
+    def num_sums(self) -> int:
+        """How many sums a rank keeps while it adds up its shards: the most that any needs."""
         return max(plan_leaves(nodes)[1] for nodes in self.nodes)
 
 
@@ -118,7 +118,7 @@ def spread_over(counts: Sequence[int], order: Sequence[int], ranks: Sequence[int
     return _spread_over(tuple(counts), tuple(order), tuple(ranks))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # every sum and every virtual rank asks for the same few
 def _spread_over(counts: tuple[int, ...], order: tuple[int, ...], ranks: tuple[int, ...]) -> Spread:
     shards = max(1, sum(counts))
     ranges: dict[int, Node] = {}
@@ -131,7 +131,7 @@ def _spread_over(counts: tuple[int, ...], order: tuple[int, ...], ranks: tuple[i
     return Spread(shards, tuple(tuple(cover((0, shards), *ranges[rank])) for rank in ranks))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # every sum and every virtual rank asks for the same few
 def _spread_evenly(shards: int, ranks: tuple[int, ...]) -> Spread:
     order = {rank: place for place, rank in enumerate(sorted(ranks))}
     ranges = [shard_range(shards, len(ranks), order[rank]) for rank in ranks]
@@ -140,43 +140,43 @@ def _spread_evenly(shards: int, ranks: tuple[int, ...]) -> Spread:
 
 @dataclass(frozen=True)
 class LeafPlan:
-    """Where the gradient of one shard goes: into `slot`, then each merge adds one slot to another.
+    """Where the gradient of one shard goes: to sum `into`; each merge then adds one sum to another.
 
-    `fresh` says whether the slot is overwritten or added to.
+    `fresh` says whether the sum is overwritten or added to.
     """
 
-    slot: int
+    into: int
     fresh: bool
     merges: tuple[tuple[int, int], ...]
 
 
 def plan_leaves(nodes: Sequence[Node]) -> tuple[dict[int, LeafPlan], int]:
-    """Plan how a rank adds up its shards, in order, into one slot per node of its own.
+    """Plan how a rank adds up its shards, in order, into one sum per node of its own.
 
-    Returns the plan of every shard and the number of slots needed: the rank's own nodes first,
+    Returns the plan of every shard and the number of sums needed: the rank's own nodes first,
     about log2 of the longest node more for work in progress.
     """
     plans: dict[int, LeafPlan] = {}
-    num_slots = len(nodes)
+    num_sums = len(nodes)
 
-    def visit(node: Node, slot: int, spare: int, fresh: bool, after: list[tuple[int, int]]) -> None:
-        """Sum `node` into `slot`; slots from `spare` on are free; then do the merges `after`."""
-        nonlocal num_slots
-        num_slots = max(num_slots, slot + 1)
+    def visit(node: Node, into: int, spare: int, fresh: bool, after: list[tuple[int, int]]) -> None:
+        """Add `node` up in sum `into`, then do the merges `after`; from `spare` on all are free."""
+        nonlocal num_sums
+        num_sums = max(num_sums, into + 1)
         if node[1] - node[0] == 1:
-            plans[node[0]] = LeafPlan(slot, fresh, tuple(after))
+            plans[node[0]] = LeafPlan(into, fresh, tuple(after))
             return
         left, right = split(node)
-        visit(left, slot, spare, fresh, [])
+        visit(left, into, spare, fresh, [])
         if right[1] - right[0] == 1:
-            # A single shard is added straight onto its sibling: no slot of its own.
-            visit(right, slot, spare, False, after)
+            # A single shard is added straight onto its sibling: no sum of its own.
+            visit(right, into, spare, False, after)
         else:
-            visit(right, spare, spare + 1, True, [(slot, spare), *after])
+            visit(right, spare, spare + 1, True, [(into, spare), *after])
 
     for index, node in enumerate(nodes):
         visit(node, index, len(nodes), True, [])
-    return plans, num_slots
+    return plans, num_sums
 
 
 Add = tuple[int, int, int]

@@ -176,7 +176,7 @@ class VirtualComm:
         self._num_allocated += 1
         return Memory(memory, is_common=True, owner=self._group)
 
-    def publish(self, partials: Partials) -> None:
+    def announce(self, partials: Partials) -> None:
         pass
 
     def reduce_scatter(self, partials: Partials) -> None:
@@ -190,15 +190,15 @@ class VirtualComm:
     ) -> None:
         charge = partials.plans.get(what)
         if charge is None:
-            check_owner(partials.slots, self._group)
+            check_owner(partials.sums, self._group)
             charge = partials.plans[what] = self._group.charge_sum(what, partials)
         self._collect(charge, partials, finish)
 
     def reduce(self, partials: Partials, root: int) -> None:
         def give_to_root(brought: dict[int, Partials]) -> None:
-            brought[root].slots[0].mine.copy_(whole_sum(brought))
+            brought[root].sums[0].mine.copy_(whole_sum(brought))
 
-        check_owner(partials.slots, self._group)
+        check_owner(partials.sums, self._group)
         self._collect(self._group.charge_sum("reduce", partials, root), partials, give_to_root)
 
     def all_gather(self, strips: Strips) -> None:

@@ -135,7 +135,7 @@ def whole_sum(brought: dict[int, Partials]) -> torch.Tensor:
     """Add up everybody's partial sums, all of them at once: the same pairs as strip by strip."""
     first = brought[0]
     if "sum" not in first.plans:
-        out = torch.empty_like(first.slots[0].mine)
+        out = torch.empty_like(first.sums[0].mine)
         first.plans["sum"] = (prepare_reach(first, 0, out.numel(), out), out)
     add_up, out = first.plans["sum"]
     add_up()

@@ -19,7 +19,7 @@ import torch
 
 from syncline.comm.base import Communicator, Partials, Strips
 from syncline.comm.tree import LeafPlan
-from syncline.contract import Family, GroupSettings, UpdateSettings
+from syncline.contract import Family, ParamGroups, UpdateSettings
 from syncline.engine.layout import BLOCK_ELEMENTS, Layout, Place
 from syncline.engine.share import Part
 from syncline.sizes import Size
@@ -60,7 +60,7 @@ class Slot:
 class StripOptimizer(Protocol):
     """The user's optimizer on one strip, with the state that it keeps for it."""
 
-    settings: GroupSettings
+    settings: ParamGroups
     """Those of each parameter group when it was made."""
 
     def run(self, update: UpdateSettings) -> None:
@@ -143,8 +143,8 @@ class Bucket:
         self.untaken = len(self.slots)
         for slot in self.slots:
             slot.bucket = self
-            if not self.gradient.slots[0].mine.is_meta:  # else there is no gradient to take
-                slot.gradients = [view_of(each.mine, slot) for each in self.gradient.slots]
+            if not self.gradient.sums[0].mine.is_meta:  # else there is no gradient to take
+                slot.gradients = [view_of(each.mine, slot) for each in self.gradient.sums]
 
     @property
     def size_bytes(self) -> int:
@@ -162,7 +162,7 @@ class Bucket:
     def summed(self) -> torch.Tensor:
         """The gradient that the optimizer reads, laid out as the bucket; right where owned."""
         each = self.family.updates == "each"
-        return self.gradient.result if each else self.gradient.slots[0].mine
+        return self.gradient.result if each else self.gradient.sums[0].mine
 
 
 def slots_at(place: Place, slots: Sequence[Slot]) -> list[Slot]:
@@ -199,7 +199,7 @@ def add_gradient(slot: Slot, plan: LeafPlan, gradient: torch.Tensor | None, scal
     `plan` and `scale` are the bucket's. The mean's factor goes in here, where the gradient is
     copied anyway: no pass of its own.
     """
-    target = slot.gradients[plan.slot]
+    target = slot.gradients[plan.into]
     if gradient is None:
         if plan.fresh:
             target.zero_()

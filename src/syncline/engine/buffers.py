@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from syncline.comm.base import Communicator, Partials, even_cuts
+from syncline.comm.base import Communicator, Partials, allocate_sums
 from syncline.comm.tree import LeafPlan, Spread
 
 _STATISTICS = ("running_mean", "running_var")
@@ -68,9 +68,7 @@ class Buffers:
             return
         dtype = self._norms[0].dtype
         total = sum(buffer.numel() for buffer in self._norms)
-        slots = [comm.allocate(total, dtype) for _ in range(spread.num_slots)]
-        cuts = even_cuts(total, comm.size)
-        self.statistics = Partials(slots, cuts, spread, 1.0 / spread.shards)
+        self.statistics = allocate_sums(comm, total, dtype, spread, 1.0 / spread.shards)
         self._current = torch.empty(total, dtype=dtype)
         self._start = torch.empty(total, dtype=dtype)
         offset = 0
@@ -118,13 +116,13 @@ class Buffers:
             self._after_shard_0 = [buffer.clone() for buffer in self.others]
         if self.statistics is None:
             return
-        slots = [slot.mine for slot in self.statistics.slots]
+        sums = [memory.mine for memory in self.statistics.sums]
         if plan.fresh:
-            slots[plan.slot].copy_(self._current)
+            sums[plan.into].copy_(self._current)
         else:
-            slots[plan.slot].add_(self._current)
+            sums[plan.into].add_(self._current)
         for into, from_ in plan.merges:
-            slots[into].add_(slots[from_])
+            sums[into].add_(sums[from_])
 
     def end_step(self, comm: Communicator, others_changed: bool) -> Iterator[None]:
         """Take over the averaged statistics, and shard 0's other buffers. Comm lane.

@@ -26,7 +26,7 @@ from syncline.engine.gradients import Gradients
 from syncline.engine.lane import Lane
 from syncline.engine.layout import Layout, cut, lay_out
 from syncline.engine.memory import make_buckets, shapes_of
-from syncline.engine.optimizer import OptimizerOnStrip, Reach, find_reach, group_numbers
+from syncline.engine.optimizer import OptimizerOnStrip, Reach, find_reach, param_group_numbers
 from syncline.engine.share import Share
 from syncline.engine.waiting import ThreadEvent
 from syncline.perf.trace import TaskId
@@ -112,7 +112,7 @@ class LaidOutModel:
         self.reach = find_reach(optimizer)
         self._model = model
         self._optimizer = optimizer
-        self._group_of = group_numbers(optimizer)
+        self._param_group_of = param_group_numbers(optimizer)
 
     def lay_out(
         self,
@@ -188,4 +188,4 @@ class LaidOutModel:
         )
 
     def _group_number(self, slot: Slot) -> int:
-        return self._group_of[id(slot.parameter)]
+        return self._param_group_of[id(slot.parameter)]

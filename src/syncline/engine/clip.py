@@ -17,6 +17,9 @@ from syncline.comm.base import Communicator, small_sum
 from syncline.engine.bucket import Bucket, Slot, needs_closing, pieces_of
 from syncline.engine.layout import BLOCK_ELEMENTS
 
+_TORCH_EPSILON = 1e-6
+"""What torch's `clip_grad_norm_` adds to the norm before it divides."""
+
 
 class Norm:
     """The norm of all gradients, once every bucket has been reduced. `comm` is the step group's."""
@@ -42,7 +45,7 @@ class Norm:
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """Scale the gradients that this rank uses; return the norm before. A collective."""
-        squares = self._squares.slots[0].mine
+        squares = self._squares.sums[0].mine
         # The last all_reduce lent this memory; the gathers after it have returned since.
         squares.zero_()
         for values, at in self._counted:
@@ -52,7 +55,7 @@ class Norm:
         if self._is_closed_here:
             self._comm.end_lending()
         norm = self._squares.result.sum().sqrt().to(torch.float32)
-        scale = float(max_norm / (norm + 1e-6))
+        scale = float(max_norm / (norm + _TORCH_EPSILON))
         if scale < 1.0:
             for values in self._scaled:
                 values.mul_(scale)

@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from syncline.comm.control import Control
-from syncline.contract import GroupSettings, Strategy
+from syncline.contract import ParamGroups, Strategy
 from syncline.engine.bucket import Bucket, Slot
 from syncline.engine.buffers import Buffers
 from syncline.engine.clip import Norm
@@ -31,7 +31,7 @@ from syncline.engine.parameters import Guarded, become, raw_grad
 from syncline.engine.refusals import ChangesOutside, refuse_incomplete_step, refuse_steps_of_server
 from syncline.engine.share import Share
 from syncline.engine.steps import Steps
-from syncline.engine.told_settings import flatten
+from syncline.engine.told_settings import told_to_servers
 from syncline.engine.waiting import Waiting
 from syncline.errors import UsageError
 
@@ -167,10 +167,10 @@ class ComputeLane:
         """Give the comm lane the buckets that are complete."""
         self._built.send_ready(self._early_settings)
 
-    def _early_settings(self) -> GroupSettings:
+    def _early_settings(self) -> ParamGroups:
         return self._early.settings(self._optimizer)
 
-    def _new_flags(self, settings: GroupSettings) -> list[float]:
+    def _new_flags(self, settings: ParamGroups) -> list[float]:
         return encode(
             [slot.has_gradient for slot in self._slots],
             has_changed_buffers=self._buffers.has_changed_others,
@@ -180,12 +180,8 @@ class ComputeLane:
             settings=self._told_to_servers(settings) if self._share.is_served else (),
         )
 
-    def _told_to_servers(self, settings: GroupSettings) -> list[float]:
-        """Return what the first rank tells those that only serve; the others add zeros."""
-        if not self._share.is_served:
-            return []
-        told = [*flatten(settings), *self._buffers.counts()]
-        return told if self._share.tells else [0.0] * len(told)
+    def _told_to_servers(self, settings: ParamGroups) -> list[float]:
+        return told_to_servers(self._share, settings, self._buffers.counts())
 
     def _begin_next_step(self) -> None:
         self.step_number += 1

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from syncline.comm.base import Communicator, Strips
 from syncline.comm.hub import NUM_CHANNELS
-from syncline.contract import GroupSettings, Plan
+from syncline.contract import ParamGroups, Plan
 from syncline.engine.bucket import Bucket, view_of
 from syncline.engine.optimizer import leaves_gradients, snapshot
 
@@ -76,7 +76,7 @@ class EarlyUpdates:
         """None as long as updates are, or may be, taken early."""
         self.spoilt_by: str | None = None
         """What has changed on this rank since this step's updates were taken."""
-        self._settings: GroupSettings | None = None
+        self._settings: ParamGroups | None = None
         self._is_wanted = False
         self._num_tried = 0
         self._times_s: dict[bool, list[float]] = {False: [], True: []}
@@ -135,13 +135,13 @@ class EarlyUpdates:
         else:
             self.stop(found)
 
-    def settings(self, optimizer: Optimizer) -> GroupSettings:
+    def settings(self, optimizer: Optimizer) -> ParamGroups:
         """Return the settings for this step's early updates: those of the first of them."""
         if self._settings is None:
             self._settings = snapshot(optimizer)
         return self._settings
 
-    def check(self, settings: GroupSettings) -> None:
+    def check(self, settings: ParamGroups) -> None:
         """Compare with the settings on entering `step()`."""
         if self._settings is not None and self._settings != settings:
             self.spoil("the optimizer's settings changed between backward and step()")

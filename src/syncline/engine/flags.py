@@ -65,7 +65,7 @@ class Flags:
         # Settings are Python's floats, and the update must see all their bits.
         dtype = torch.float64 if num_settings else torch.float32
         self.partials: Partials = small_sum(comm, num_elements, dtype)
-        mine = self.partials.slots[0].mine
+        mine = self.partials.sums[0].mine
         self._view = None if mine.is_meta else mine.numpy()
 
     def write(self, values: Sequence[float]) -> None:

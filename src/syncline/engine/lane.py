@@ -18,12 +18,14 @@ from typing import Any, TypeVar
 import greenlet
 import torch
 
-from syncline.comm.hub import ALONE, Hub
+from syncline.comm.hub import ALONE, LONGEST_SLEEP_S, Hub
 
 T = TypeVar("T")
 
 _LOOK_S = 0.1
 """Seconds between two checks, by a waiting hook, whether its peers still live."""
+_END_S = 5.0
+"""How long `close` waits for a hook that hangs; the thread dies with the process then."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -147,7 +149,7 @@ class Lane:
         if self._thread is not None:
             self._is_closing = True
             self.hub.wake()
-            self._thread.join(timeout=5.0)
+            self._thread.join(timeout=_END_S)
 
     def _run(self) -> None:
         torch.set_num_threads(1)
@@ -169,7 +171,7 @@ class Lane:
         # In this order: a submitter that misses the flag has been seen by the second look.
         self._is_asleep = True
         if self._next() is None:
-            self.hub.poll(1.0)
+            self.hub.poll(LONGEST_SLEEP_S)
         self._is_asleep = False
         now = time.monotonic()
         must_look = self.hub.was_woken or now - self._looked > _LOOK_S

@@ -107,7 +107,7 @@ def choose(total_bytes: int, plan: Plan, wishes: Wishes) -> tuple[bool, int]:
     return overlap, wishes.bucket_bytes or (choose_bucket_bytes(total_bytes) if overlap else whole)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # the ranks of a virtual world all ask the same
 def lay_out(
     sizes: tuple[Size, ...],
     plan: Plan,
@@ -169,7 +169,7 @@ def owners(family: Family, shape: Shape, cores: int, *, overlap: bool) -> tuple[
     return tuple(position < most for position in range(shape.size))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # and all cut the same buckets, a few hundred of each model
 def cut(
     spans: tuple[tuple[int, int], ...],
     num_elements: int,

@@ -46,7 +46,7 @@ def make_buckets(
         is_each_alone = all(len(group) == 1 for group in family.groups)
         allocate = comm.allocate if is_each_alone else part.comm.allocate
         memory = allocate(*size) if is_private else part.comm.allocate_common(*size)
-        sums = [allocate(*size) for _ in range(part.spread.num_slots)]
+        sums = [allocate(*size) for _ in range(part.spread.num_sums)]
         gradient = Partials(sums, place.cuts, part.spread, 1.0)
         bucket = Bucket(
             place.index,

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from syncline.contract import GroupSettings, UpdateSettings
+from syncline.contract import ParamGroups, UpdateSettings
 from syncline.engine.bucket import Bucket, Piece, Slot, pieces_of, view_of
 from syncline.errors import UsageError
 
@@ -40,7 +40,7 @@ class Reach(Enum):
     PARAMETER = "each parameter as a whole"
 
 
-def snapshot(optimizer: Optimizer) -> GroupSettings:
+def snapshot(optimizer: Optimizer) -> ParamGroups:
     settings = [dict(group) for group in optimizer.param_groups]
     for group in settings:
         del group["params"]
@@ -49,14 +49,14 @@ def snapshot(optimizer: Optimizer) -> GroupSettings:
     return settings
 
 
-def group_numbers(optimizer: Optimizer) -> dict[int, int]:
+def param_group_numbers(optimizer: Optimizer) -> dict[int, int]:
     """Return the number of each parameter's group, by the parameter's identity."""
     groups = enumerate(optimizer.param_groups)
     return {id(p): number for number, group in groups for p in group["params"]}
 
 
 def _clone(
-    optimizer: Optimizer, groups: Sequence[Sequence[torch.Tensor]], settings: GroupSettings
+    optimizer: Optimizer, groups: Sequence[Sequence[torch.Tensor]], settings: ParamGroups
 ) -> Optimizer:
     """Copy an optimizer for other tensors: same rule and settings, no state, no hooks."""
     clone = copy.copy(optimizer)
@@ -178,13 +178,13 @@ class OptimizerOnStrip:
         start: int,
         stop: int,
         reach: Reach,
-        group_of: Callable[[Slot], int],
+        param_group_of: Callable[[Slot], int],
     ) -> None:
         """`memory` is parameters and gradients, laid out as the bucket."""
         self._bucket = bucket
         self._memory = memory
         self._reach = reach
-        self._group_of = group_of
+        self._param_group_of = param_group_of
         self.settings = snapshot(optimizer)
         self.runs = self._cut(list(pieces_of(bucket, start, stop)), merge=reach is Reach.ELEMENT)
         self._is_merged = any(len(run.pieces) > 1 for run in self.runs)
@@ -204,13 +204,13 @@ class OptimizerOnStrip:
             return [self._run_of([piece], piece.start, piece.stop) for piece in pieces]
         runs: list[Run] = []
         for _, stretch in itertools.groupby(
-            pieces, lambda piece: self._group_of(piece.slot) if merge else piece.slot.number
+            pieces, lambda piece: self._param_group_of(piece.slot) if merge else piece.slot.number
         ):
             runs += self._cut_stretch(list(stretch))
         return runs
 
     def _cut_stretch(self, stretch: list[Piece]) -> list[Run]:
-        settings = self.settings[self._group_of(stretch[0].slot)]
+        settings = self.settings[self._param_group_of(stretch[0].slot)]
         is_whole = settings.get("fused") or settings.get("foreach")
         first, last = stretch[0].start, stretch[-1].stop
         length = last - first if is_whole else CACHE_ELEMENTS
@@ -233,7 +233,7 @@ class OptimizerOnStrip:
         else:
             tensor, gradient = parameters[start:stop].detach(), gradients[start:stop]
         tensor.grad = gradient
-        return Run(start, stop, tensor, gradient, self._group_of(slot), pieces)
+        return Run(start, stop, tensor, gradient, self._param_group_of(slot), pieces)
 
     def _leave_out(self, numbers: Set[int]) -> None:
         """Do not touch these parameters in the next update: no rank has a gradient for them."""

@@ -17,7 +17,9 @@ from syncline.engine.optimizer import flatten_like
 State = dict[str, dict[str, Any]]
 """By parameter name and by the optimizer's own keys."""
 _CHUNK_BYTES = 1 << 20
+"""What is read of a peer at once: large beside a call's cost, small beside the state."""
 _LIST = -1
+"""Stands for the list of what a rank holds, where numbers stand for what is on it."""
 
 
 class _Entry(msgspec.Struct):

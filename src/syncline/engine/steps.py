@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from syncline.comm.base import Communicator, Partials
 from syncline.comm.hub import PATIENT
-from syncline.contract import GroupSettings, Strategy, UpdateSettings
+from syncline.contract import ParamGroups, Strategy, UpdateSettings
 from syncline.engine.bucket import Bucket, Event, needs_closing, send_order
 from syncline.engine.early import EarlyUpdates
 from syncline.engine.flags import Flags
@@ -119,7 +119,7 @@ class Steps:
         """Whether any bucket of this step has been given to the comm lane."""
         return self._next_send > 0
 
-    def send_ready(self, settings: Callable[[], GroupSettings]) -> None:
+    def send_ready(self, settings: Callable[[], ParamGroups]) -> None:
         """Give the comm lane every bucket whose turn has come, in the one fixed order.
 
         `settings` returns those of an update that is taken early.
@@ -141,7 +141,7 @@ class Steps:
                     urgency=PATIENT + bucket.index,
                 )
 
-    def enter(self, number: int, flags: Sequence[float] | None, settings: GroupSettings) -> None:
+    def enter(self, number: int, flags: Sequence[float] | None, settings: ParamGroups) -> None:
         """Leave the rest of the step to the comm lane: `wait` before parameters are read.
 
         `flags` is None where only sizes are simulated: the sum is exchanged, but not read.
@@ -154,13 +154,13 @@ class Steps:
         self._lane.check()
 
     def exchange_inline(
-        self, number: int, flags: Sequence[float] | None, settings: GroupSettings
+        self, number: int, flags: Sequence[float] | None, settings: ParamGroups
     ) -> None:
         """Take the whole step here and now; every gradient is complete."""
         started = self._now()
         if self._gathers and flags is not None:
             # Nothing is on its way yet, so the small sums can travel with the gradients.
-            self._lane.submit(self._run_publish, flags)
+            self._lane.submit(self._run_announce, flags)
             self.send_ready(lambda: settings)
         else:
             # The last meeting of a step is that of the flags: peers may read them until the next.
@@ -173,7 +173,7 @@ class Steps:
         for bucket in self._buckets:
             bucket.is_in_flight = False
 
-    def _submit_step(self, number: int, settings: GroupSettings, *, has_flags: bool) -> None:
+    def _submit_step(self, number: int, settings: ParamGroups, *, has_flags: bool) -> None:
         lane = self._lane
         assert self._next_send == len(self._send_order), "a bucket of this step was not sent"
         lane.submit(
@@ -221,11 +221,11 @@ class Steps:
 
     # Called on the comm lane.
 
-    def _run_publish(self, flags: Sequence[float]) -> None:
+    def _run_announce(self, flags: Sequence[float]) -> None:
         self._flags.write(flags)
-        self._comm.publish(self._flags.partials)
+        self._comm.announce(self._flags.partials)
         if self._buffers is not None and self._buffers.statistics is not None:
-            self._comm.publish(self._buffers.statistics)
+            self._comm.announce(self._buffers.statistics)
 
     def _run_gradient_ready(self, bucket: Bucket) -> None:
         index, step = bucket.index, bucket.step
@@ -271,7 +271,7 @@ class Steps:
             for _ in self._buffers.end_step(self._comm, told.has_changed_buffers):
                 pass
 
-    def _run_before_use(self, bucket: Bucket, number: int, settings: GroupSettings) -> None:
+    def _run_before_use(self, bucket: Bucket, number: int, settings: ParamGroups) -> None:
         if not bucket.is_reduced or self._entered_step < number:
             self._lane.until(lambda: bucket.is_reduced and self._entered_step >= number)
         if self._is_spoilt:
@@ -288,14 +288,14 @@ class Steps:
         bucket.step += 1
         bucket.ready.set()
 
-    def run_early(self, bucket: Bucket, settings: GroupSettings) -> None:
+    def run_early(self, bucket: Bucket, settings: ParamGroups) -> None:
         """Update a bucket before `step()` has asked for it."""
         self._lane.until(lambda: bucket.is_reduced)
         bucket.optimizer.keep(self._without)
         self._update(bucket, settings, ("reduce", bucket.index))
         bucket.is_early = True
 
-    def _update(self, bucket: Bucket, settings: GroupSettings, *after: tuple[str, int]) -> None:
+    def _update(self, bucket: Bucket, settings: ParamGroups, *after: tuple[str, int]) -> None:
         index, step = bucket.index, bucket.step
         self._note("update", index, step)
         started = self._now()

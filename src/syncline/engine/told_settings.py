@@ -12,7 +12,8 @@ from numbers import Real
 
 import torch
 
-from syncline.contract import GroupSettings
+from syncline.contract import ParamGroups
+from syncline.engine.share import Share
 
 Numbers = float | tuple[float, ...]
 
@@ -30,7 +31,7 @@ def numbers_of(group: dict[str, object]) -> dict[str, Numbers]:
     return numbers
 
 
-def flatten(settings: GroupSettings) -> list[float]:
+def flatten(settings: ParamGroups) -> list[float]:
     """Return all numbers of all groups, in one fixed order."""
     found: list[float] = []
     for group in settings:
@@ -39,7 +40,18 @@ def flatten(settings: GroupSettings) -> list[float]:
     return found
 
 
-def restore(settings: GroupSettings, numbers: Sequence[float]) -> GroupSettings:
+def told_to_servers(share: Share, settings: ParamGroups, counts: Sequence[float]) -> list[float]:
+    """Return what this rank tells those that only serve, if any: the first worker's numbers.
+
+    They travel in a sum, so the other workers add zeros. `counts` are those of the buffers.
+    """
+    if not share.is_served:
+        return []
+    told = [*flatten(settings), *counts]
+    return told if share.tells else [0.0] * len(told)
+
+
+def restore(settings: ParamGroups, numbers: Sequence[float]) -> ParamGroups:
     """Return settings with the numbers that `flatten` returned in their place."""
     left = iter(numbers)
     restored = []

@@ -17,7 +17,7 @@ from torch.nn import functional
 from syncline import checkpoint
 from syncline.comm.base import Communicator, Partials
 from syncline.config import Job
-from syncline.contract import GroupSettings, WholeValues
+from syncline.contract import ParamGroups, WholeValues
 from syncline.engine.bucket import Bucket, Slot, add_gradient, view_of
 from syncline.engine.buffers import Buffers, flat_buffers, load_flat_buffers
 from syncline.engine.clip import Norm
@@ -26,10 +26,10 @@ from syncline.engine.optimizer import (
     OptimizerOnStrip,
     Reach,
     find_reach,
-    group_numbers,
+    param_group_numbers,
     snapshot,
 )
-from syncline.engine.told_settings import flatten
+from syncline.engine.told_settings import flatten, told_to_servers
 from syncline.evaluation import evaluate as evaluate_parts
 from syncline.loader import reseed
 from syncline.recipe import Order, batch_of, build_model, build_optimizer, learning_rate, load_data
@@ -51,7 +51,7 @@ class Learning:
         self.model.train()
         self.optimizer = build_optimizer(job.optimizer, self.model)
         self.reach = find_reach(self.optimizer)
-        self._group_of = group_numbers(self.optimizer)
+        self._param_group_of = param_group_numbers(self.optimizer)
         self.parameters = dict(self.model.named_parameters())
         self.first = {name: value.detach().clone() for name, value in self.parameters.items()}
         self.first_buffers = [buffer.clone() for buffer in self.model.buffers()]
@@ -80,8 +80,8 @@ class Learning:
         named = enumerate(self.parameters.items())
         return [Slot(name, parameter, number) for number, (name, parameter) in named]
 
-    def group_of(self, slot: Slot) -> int:
-        return self._group_of[id(slot.parameter)]
+    def param_group_of(self, slot: Slot) -> int:
+        return self._param_group_of[id(slot.parameter)]
 
     def digest(self) -> str:
         return checkpoint.digest_of(self.model.state_dict())
@@ -132,7 +132,7 @@ class RankLearner:
     ) -> OptimizerOnStrip:
         learning, memory = self._learning, (parameters, gradient)
         return OptimizerOnStrip(
-            learning.optimizer, bucket, memory, low, high, learning.reach, learning.group_of
+            learning.optimizer, bucket, memory, low, high, learning.reach, learning.param_group_of
         )
 
     def flat_buffers(self) -> torch.Tensor:
@@ -180,7 +180,7 @@ class RankLearner:
                 slot.parameter.grad = None
             self._buffers.end_shard(order, part.leaves[shard])
 
-    def settings(self, step: int) -> GroupSettings:
+    def settings(self, step: int) -> ParamGroups:
         learning = self._learning
         settings = learning.job.optimizer
         for group in learning.optimizer.param_groups:
@@ -189,6 +189,7 @@ class RankLearner:
 
     def flags(self) -> list[float]:
         with_gradient, self._has_gradient = self._has_gradient, set()
+        settings = snapshot(self._learning.optimizer)
         self.borrow()
         return encode(
             [number in with_gradient for number in range(len(self._learning.first))],
@@ -196,15 +197,8 @@ class RankLearner:
             is_spoilt=False,
             step_s=0.0,
             losses=self._losses,
-            settings=self._told_settings(),
+            settings=told_to_servers(self._share, settings, self._buffers.counts()),
         )
-
-    def _told_settings(self) -> list[float]:
-        """Return what the first rank tells those that only serve; the others add zeros."""
-        if not self._share.is_served:
-            return []
-        told = [*flatten(snapshot(self._learning.optimizer)), *self._buffers.counts()]
-        return told if self._share.tells else [0.0] * len(told)
 
     def clip(self, rank: VirtualRank) -> None:
         limit = self._learning.job.optimizer.clip_norm

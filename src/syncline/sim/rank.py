@@ -16,7 +16,7 @@ import torch
 from syncline.comm.base import Communicator, Partials
 from syncline.comm.virtual import VirtualWorld
 from syncline.contract import (
-    GroupSettings,
+    ParamGroups,
     Plan,
     Saved,
     Strategy,
@@ -87,7 +87,7 @@ class Learner(Protocol):
     def flat_buffers(self) -> torch.Tensor:
         """Return a copy of all buffers, flat."""
 
-    def settings(self, step: int) -> GroupSettings:
+    def settings(self, step: int) -> ParamGroups:
         """Return the optimizer's settings in a step."""
 
     def flags(self) -> list[float]:
@@ -336,6 +336,6 @@ class VirtualRank:
         self.recorder.follow(kind, bucket, step, started)
 
 
-def _no_settings() -> GroupSettings:
+def _no_settings() -> ParamGroups:
     """Where nothing is computed there is nothing to set."""
     return []

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from syncline.comm.base import Communicator, Partials, even_cuts, small_sum
+from syncline.comm.base import Communicator, Partials, allocate_sums, small_sum
 from syncline.engine.bucket import Slot
 from syncline.engine.clip import num_blocks
 from syncline.engine.share import Part
@@ -20,12 +20,8 @@ class SizesOnly:
         self._comm = step.comm
         self.statistics: Partials | None = None
         if num_statistics:
-            memory = [
-                step.comm.allocate(num_statistics, torch.float32)
-                for _ in range(step.spread.num_slots)
-            ]
-            cuts = even_cuts(num_statistics, step.comm.size)
-            self.statistics = Partials(memory, cuts, step.spread, 1.0)
+            size = (num_statistics, torch.float32)
+            self.statistics = allocate_sums(step.comm, *size, step.spread, 1.0)
         self._squares: Partials | None = None
         if clips:
             blocks = sum(num_blocks(slot) for slot in slots)

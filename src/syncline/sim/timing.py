@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from syncline.comm.virtual import VirtualWorld
-from syncline.contract import GroupSettings, UpdateSettings
+from syncline.contract import ParamGroups, UpdateSettings
 from syncline.engine.bucket import Slot, StripOptimizer
 from syncline.perf.trace import Recorder, TaskId
 from syncline.virtual.clock import Clock, Signal
@@ -45,7 +45,7 @@ class TimedOptimizer:
         self._clock = clock
         self._inner = inner
         self._seconds = seconds
-        self.settings: GroupSettings = [] if inner is None else inner.settings
+        self.settings: ParamGroups = [] if inner is None else inner.settings
 
     def run(self, update: UpdateSettings) -> None:
         if self._inner is not None:

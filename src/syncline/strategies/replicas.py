@@ -249,7 +249,7 @@ class MeetingReplicas:
     def gather(self, *, is_wanted: bool) -> WholeValues | None:
         """Collect every bucket, and the mean of all ranks' buffers."""
         values = [self._collect(bucket) for bucket in self._model.buckets]
-        mine = self._buffers.slots[0].mine
+        mine = self._buffers.sums[0].mine
         mine.copy_(self._model.flat_buffers())
         self._comm.all_reduce(self._buffers)
         mean = self._buffers.result / self._comm.size

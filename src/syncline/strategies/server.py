@@ -74,7 +74,7 @@ class Server(Strategy):
 
     def before_use(self, bucket: Bucket, update: UpdateSettings) -> None:
         strip = self._strips[bucket.index]
-        strip.gather(bucket, update.without)
+        strip.accumulate(bucket, update.without)
         if self.settings.is_due(bucket.step):
             strip.push(bucket, update)
         else:

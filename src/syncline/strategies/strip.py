@@ -35,7 +35,7 @@ class Strip:
         comm = server.comm
         self._server = server
         self._mine = bucket.parameters.memory
-        self._free = bucket.gradient.slots[0]
+        self._free = bucket.gradient.sums[0]
         self._cuts = cuts
         low, high = self._cuts[comm.position : comm.position + 2]
         # Laid out as the bucket, for the optimizer; pages outside the strip are never touched.
@@ -68,13 +68,13 @@ class Strip:
         }
         self.window = replicas.window(bucket, 0, functions)
 
-    def gather(self, bucket: Bucket, without: Set[int]) -> None:
+    def accumulate(self, bucket: Bucket, without: Set[int]) -> None:
         """Add up gradients between pushes; what the last one brought comes first."""
         self._without = without if self._without is None else self._without & without
         if self._is_early:
             self._pull()
         if self._sum is not None:
-            self._sum.mine.add_(bucket.gradient.slots[0].mine)
+            self._sum.mine.add_(bucket.gradient.sums[0].mine)
 
     def step_alone(self, update: UpdateSettings) -> None:
         """Go on with the worker's own copy until the next push."""
@@ -83,7 +83,7 @@ class Strip:
     def push(self, bucket: Bucket, update: UpdateSettings) -> None:
         """Push the gradient to every strip, to be pulled when it has been used."""
         assert self._without is not None
-        gradient = self._sum or bucket.gradient.slots[0]
+        gradient = self._sum or bucket.gradient.sums[0]
         absent = [slot.number for slot in bucket.slots if slot.number in self._without]
         terms = Terms.encode(update.groups, absent)
         for position, low, high in self._places():

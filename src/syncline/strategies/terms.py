@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from syncline.comm.window import MAX_NOTE_BYTES, Call, Window
-from syncline.contract import GroupSettings
+from syncline.contract import ParamGroups
 from syncline.engine.told_settings import Numbers, numbers_of
 
 
@@ -23,10 +23,10 @@ class Terms(msgspec.Struct, array_like=True):
     without: list[int]
 
     @classmethod
-    def encode(cls, settings: GroupSettings, without: Iterable[int]) -> bytes:
+    def encode(cls, settings: ParamGroups, without: Iterable[int]) -> bytes:
         return msgspec.json.encode(cls([numbers_of(group) for group in settings], list(without)))
 
-    def settings(self, known: GroupSettings) -> GroupSettings:
+    def settings(self, known: ParamGroups) -> ParamGroups:
         """Return known settings with the told ones in their place."""
         return [{**mine, **told} for mine, told in zip(known, self.told, strict=True)]
 
