@@ -1,1 +1,1 @@
-"""Starting ranks, and finding out which rank one is."""
+"""Starting ranks, and finding out which rank this process is."""

@@ -1,8 +1,8 @@
-"""Which rank am I? The only reader of the environment.
+"""Which rank is this process? The only module that reads the environment.
 
-torchrun's variables, those of our own launcher (torchrun's plus SYNCLINE_KEY and SYNCLINE_JOB),
-Slurm's, or none of them: a world of one. Variables that contradict each other are refused by name.
-`rank_environment` is the other direction: what our launcher gives a rank.
+It knows the variables of torchrun, of our own launcher (torchrun's plus SYNCLINE_KEY and
+SYNCLINE_JOB) and of Slurm; without any of them the world has one rank. Variables that contradict
+each other are refused by name. `rank_environment` makes the variables that our launcher sets.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Literal
 from syncline.errors import ConfigError
 
 Launcher = Literal["alone", "torchrun", "syncline", "slurm"]
-KEY_BYTES_LEAST = 16
+KEY_BYTES_LEAST = 16  # 128 bits: too many keys to try them all
 
 
 @dataclass(frozen=True)
 class World:
-    """A rank's place among all ranks, and how the others are found.
+    """A rank's place among all ranks, and how it finds the others.
 
-    `address` and `port` are where rank 0 listens; None alone. `key` is the job's secret: None is
-    allowed on a single machine only. `job_id` is equal on all ranks of a job and differs between
-    jobs on a machine: names of sockets are made from it.
+    `address` and `port` are where rank 0 listens; None in a world of one. `key` is the job's
+    secret: None is allowed on a single machine only. `job_id` is equal on all ranks of a job and
+    differs between jobs on a machine: names of sockets are made from it.
     """
 
     rank: int
@@ -43,7 +43,7 @@ class World:
 
 
 def read_world(environ: Mapping[str, str] | None = None) -> World:
-    """Read the world from the variables of a launcher; from this process's own if None."""
+    """Read the world from a launcher's variables: `environ`, or os.environ if that is None."""
     environ = os.environ if environ is None else environ
     key = _key(environ)
     if "RANK" in environ:
@@ -66,10 +66,10 @@ def read_world(environ: Mapping[str, str] | None = None) -> World:
 def rank_environment(
     rank: int, *, ranks: int, port: int, key: str, job: str, threads: int
 ) -> dict[str, str]:
-    """Build the environment of one of our launcher's ranks: the inherited one and its place.
+    """Return the environment for a rank of our launcher: the inherited one and the rank's place.
 
-    Traces of another launcher are taken out: TORCHELASTIC_USE_AGENT_STORE, for one, makes torch
-    wait for a store that nobody serves here.
+    torchrun's own variables are left out: TORCHELASTIC_USE_AGENT_STORE, for example, makes torch
+    wait for a store that does not exist here.
     """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("TORCHELASTIC_")}
     inherited |= thread_environment(threads)
@@ -88,7 +88,7 @@ def rank_environment(
 
 
 def thread_environment(threads: int) -> dict[str, str]:
-    """Return what tells OpenMP and MKL, when they are loaded, how many threads a rank has."""
+    """Return the variables that tell OpenMP and MKL, at loading, how many threads a rank has."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
@@ -147,7 +147,7 @@ def _from_slurm(environ: Mapping[str, str], key: bytes | None) -> World:
     if "MASTER_PORT" in environ:
         port = _port(environ)
     else:
-        # Below the ports that Linux gives away by itself (from 32768), and equal on all ranks.
+        # Below Linux's ephemeral ports (from 32768), and equal on all ranks.
         port = 12000 + _integer(environ, "SLURM_JOB_ID") % 20000
     return World(
         rank=rank,

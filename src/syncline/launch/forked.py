@@ -1,9 +1,9 @@
-"""A rank that is a fork of the launching process: what that has loaded, no rank loads again.
+"""A rank that is a fork of the launching process: it does not load torch again.
 
 Loading torch takes two to five seconds of processor time; for eight ranks on two cores that is up
 to twenty seconds before the first step, and the private memory of eight interpreters. A fork takes
-milliseconds and shares the pages. It carries no threads over: the launching process must have
-none, and must not have touched a GPU.
+milliseconds and shares the pages. A fork has no threads but the one that forked: the launching
+process must have no others, and must not have touched a GPU.
 """
 
 from __future__ import annotations
@@ -33,57 +33,57 @@ class Forked:
         stdout: int | None,
         forget: Callable[[], None],
     ) -> None:
-        """Fork; the child calls `forget` to close what is the parent's alone, then `work`."""
+        """Fork; the child calls `forget` to close what only the parent uses, then `work`."""
         sys.stdout.flush()
         sys.stderr.flush()
         die_with_parent = dying_with_parent()
-        # A signal that comes between the fork and the child's own handlers must not be lost, and
-        # must not be told to the parent's.
+        # A signal that comes before the child has set its own handlers must not be lost, and must
+        # not run the parent's handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self.pid = os.fork()
             if self.pid == 0:
-                _be(rank, work, environ, stdout, (die_with_parent, forget), before)
+                _run_rank(rank, work, environ, stdout, (die_with_parent, forget), before)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        # The child does the same: whoever comes first, nobody signals a group that is not there.
+        # Parent and child both do this, so the group exists before either of them goes on.
         os.setpgid(self.pid, self.pid)
 
     def wait(self) -> int:
-        """Return the status the rank ended with, negative for a signal."""
+        """Wait for the end of the rank and return its exit status, negative for a signal."""
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 def dying_with_parent() -> Callable[[], None]:
-    """Return what a fresh child calls first: it asks the kernel to be killed with its parent."""
+    """Return a function that asks the kernel to kill the calling process when its parent dies."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent = os.getpid()
 
     def ask() -> None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        # The parent may have died before the request: then nobody will send the signal.
+        # If the parent died before the request, the kernel sends no signal.
         if os.getppid() != parent:
             os._exit(1)
 
     return ask
 
 
-def _be(
+def _run_rank(
     rank: int,
     work: Callable[[], object],
     environ: Mapping[str, str],
     stdout: int | None,
-    first_acts: tuple[Callable[[], None], ...],
+    first_calls: tuple[Callable[[], None], ...],
     mask: set[int],
 ) -> NoReturn:
-    """Live the child's life. Never returns: the stack below belongs to the parent."""
+    """Do the child's work. Never returns: the callers on the stack are the parent's code."""
     try:
         os.setpgid(0, 0)
-        for act in first_acts:
-            act()
-        _name(f"syncline:{rank}")
-        _take_streams(stdout)
-        _forget_handlers()
+        for call in first_calls:
+            call()
+        _name_process(f"syncline:{rank}")
+        _redirect_streams(stdout)
+        _reset_handlers()
         os.environ.clear()
         os.environ.update(environ)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -98,12 +98,12 @@ def _be(
     leave(0)
 
 
-def _name(text: str) -> None:
-    """Give the process a name that `ps -o comm` and `top` show: all ranks have one command line."""
+def _name_process(text: str) -> None:
+    """Set the name that `ps -o comm` and `top` show: the ranks' command lines are all the same."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, text.encode(), 0, 0, 0)
 
 
-def _take_streams(stdout: int | None) -> None:
+def _redirect_streams(stdout: int | None) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -111,8 +111,8 @@ def _take_streams(stdout: int | None) -> None:
         os.dup2(stdout, 1)
 
 
-def _forget_handlers() -> None:
-    """Drop the parent's signal handlers, as starting a program would; what is ignored stays so."""
+def _reset_handlers() -> None:
+    """Drop the parent's signal handlers, as exec does; ignored signals stay ignored."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):

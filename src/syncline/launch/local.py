@@ -1,10 +1,10 @@
-"""The small launcher: N ranks on this machine, and what becomes of them.
+"""The small launcher: start N ranks on this machine, and wait for them.
 
-A rank is a program that is started afresh, or a fork of this process, which has loaded what all
-ranks need. torchrun ends everybody when one rank dies. Here the others live on: peers end by
-themselves when the library tells them, and strategies that survive a death go on. The promises:
-Ctrl-C and SIGTERM stop every rank (SIGTERM, after a grace SIGKILL); nothing survives the launcher,
-even if it is killed with SIGKILL; each rank that ended badly gets one line on stderr.
+A rank is a new program, or a fork of this process, which has loaded what all ranks need. torchrun
+ends all ranks when one dies. Here the others live on: they end by themselves when the library
+tells them, or train on if the strategy survives a death. The promises: Ctrl-C and SIGTERM stop
+every rank (with SIGTERM, then after a grace period SIGKILL); nothing survives the launcher, even
+if it is killed with SIGKILL; each rank that ended badly gets one line on stderr.
 
 The launcher sleeps until a rank ends, a signal arrives or a deadline passes; it never polls.
 """
@@ -36,16 +36,16 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the ranks ended: a status each, negative for a signal; what stopped the launcher."""
+    """The ranks' exit statuses, negative for a signal; the signal that stopped the launcher."""
 
     statuses: tuple[int, ...]
     stopped_by: signal.Signals | None = None
     goes_on: bool = False
-    """Whether one rank that ends well is enough."""
+    """Whether the run succeeds if only one rank ends well."""
 
     @property
     def exit_code(self) -> int:
-        """0 if all is well, 130 after Ctrl-C, 2 if a rank refused its input, 1 otherwise."""
+        """0 for success, 130 after Ctrl-C, 2 if a rank refused its input, 1 otherwise."""
         if self.stopped_by is not None:
             return 128 + self.stopped_by
         if not any(self.statuses) or (self.goes_on and 0 in self.statuses):
@@ -67,11 +67,11 @@ def launch(
 ) -> Outcome:
     """Run `work` as ranks 0 to `ranks - 1` and wait for all of them.
 
-    A command is started on every rank; a function is called in a fork of this process for each,
-    which saves them loading what is loaded here (seconds, for torch).
+    A command is started once for each rank; a function is called in one fork of this process for
+    each rank, so that ranks need not load again what is loaded here (seconds, for torch).
 
     After the first rank that ends badly the others have `after_failure_s` to end by themselves
-    (None: as long as they like), then they are stopped. With `go_on` they are not, and all is well
+    (None: no limit), then they are stopped. With `go_on` they are not stopped, and the run succeeds
     if any of them ends well. Stopping is SIGTERM, and SIGKILL after `grace_s`. `port` is where rank
     0 will listen, a free one if None. `stdout` is the file descriptor the ranks write to, this
     process's own if None; they have no stdin.
@@ -102,7 +102,7 @@ def launch(
 
 
 def free_port() -> int:
-    """Find a port nobody listens on. Somebody may take it before it is used: rare, and reported."""
+    """Return a free port. Another process may take it before it is used: rare, and reported."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -147,7 +147,7 @@ class _Watch:
 
     def add(self, process: subprocess.Popen[bytes] | Forked) -> None:
         self.ranks.append(process)
-        # Readable once the process has ended, and never another process's: unlike a bare pid.
+        # A pidfd is readable once the process has ended. Unlike a pid, it is never used again.
         pidfd = os.pidfd_open(process.pid)
         self.selector.register(pidfd, selectors.EVENT_READ, data=len(self.ranks) - 1)
 
@@ -166,7 +166,7 @@ class _Watch:
         return Outcome(statuses, self.stopped_by)
 
     def close(self) -> None:
-        """Leave nothing behind, whatever happened."""
+        """Kill and wait for the ranks that still run, and close what is open."""
         self._send(signal.SIGKILL)
         for rank, process in enumerate(self.ranks):
             if rank not in self.statuses:
@@ -174,7 +174,7 @@ class _Watch:
         self.forget()
 
     def forget(self) -> None:
-        """Close what is open here and touch no rank: a forked rank does so with its copy."""
+        """Close what is open here and signal no rank. A forked rank calls it on its own copy."""
         for key in list(self.selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
@@ -189,8 +189,8 @@ class _Watch:
     def _take_end(self, key: selectors.SelectorKey) -> None:
         rank = key.data
         process = self.ranks[rank]
-        # The ended process still holds its number until it is waited for, so this group is its
-        # own: what it left behind (workers that load data) goes with it, unless all was well.
+        # The ended process keeps its pid until `wait`, so this group cannot be another's. If the
+        # rank failed, kill what it left in the group (workers that load data).
         ended = os.waitid(os.P_PIDFD, key.fd, os.WEXITED | os.WNOWAIT)
         assert ended is not None
         if ended.si_status != 0:
@@ -208,7 +208,7 @@ class _Watch:
 
     def _take_signal(self, number: int) -> None:
         if number == signal.SIGTSTP:
-            self._sleep_together()
+            self._suspend_all()
         elif number not in _ENDING:
             return
         elif self.stopped_by is None:
@@ -217,8 +217,8 @@ class _Watch:
             # A second signal: do not wait any longer.
             self.deadline_s = time.monotonic()
 
-    def _sleep_together(self) -> None:
-        """Do what Ctrl-Z asks: ranks have process groups of their own, the terminal misses them."""
+    def _suspend_all(self) -> None:
+        """Suspend ranks and launcher on Ctrl-Z: the terminal's signal reaches the launcher only."""
         self._send(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
         self._send(signal.SIGCONT)
@@ -242,7 +242,7 @@ class _Watch:
         self.is_stopping = True
         self.deadline_s = time.monotonic() + self.grace_s
         self._send(signal.SIGTERM)
-        # A stopped (frozen) process takes no SIGTERM before it goes on.
+        # A stopped (frozen) process handles SIGTERM only after SIGCONT.
         self._send(signal.SIGCONT)
 
     def _send(self, number: signal.Signals) -> None:
@@ -257,9 +257,9 @@ class _Watch:
 
 @contextlib.contextmanager
 def _signals_to(end: socket.socket) -> Iterator[None]:
-    """Write the signals of a terminal and SIGTERM to a socket instead of acting on them.
+    """Write the terminal's signals and SIGTERM to a socket instead of acting on them.
 
-    A signal that was ignored when we were started (nohup, a shell's background job) stays so.
+    A signal that was ignored when we were started (nohup, a shell's background job) stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -310,6 +310,6 @@ def _signal_name(number: int) -> str:
 
 
 def _say(line: str) -> None:
-    # In one write: ranks speak on the same stream.
+    # In one write: the ranks print to the same stream.
     sys.stderr.write(f"syncline: {line}\n")
     sys.stderr.flush()

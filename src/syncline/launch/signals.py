@@ -1,8 +1,8 @@
-"""A rank ends when it is told to, at once, whatever its main thread is doing.
+"""SIGTERM and SIGINT end a rank at once, whatever its main thread is doing.
 
-Python runs signal handlers in the main thread between two of its instructions: inside a long torch
-call that is seconds late. The wake-up descriptor is written to at once, and a thread that reads it
-can end the process.
+Python runs signal handlers in the main thread between two bytecodes: during a long torch call that
+is seconds late. Python writes to the wake-up descriptor at once, and a thread that reads it can
+end the process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FLUSH_S = 0.5
 
 
 def end_promptly(last_act: Callable[[], None] | None = None) -> None:
-    """From now on SIGTERM and SIGINT end this process quietly with status 128 + the signal.
+    """Let SIGTERM and SIGINT end this process, from now on, with status 128 + the signal.
 
     `last_act` may restore the terminal; it gets half a second. Call from the main thread.
     """
@@ -44,9 +44,9 @@ def end_promptly(last_act: Callable[[], None] | None = None) -> None:
 
 
 def leave(status: int, last_act: Callable[[], None] | None = None) -> NoReturn:
-    """End the process now, from any thread, with what was printed so far on its way.
+    """End the process now, from any thread, after flushing what was printed so far.
 
-    The ordinary end joins threads and runs finalizers; a thread stuck in C++ would hold it up.
+    `sys.exit` would join threads and run finalizers; a thread stuck in C++ would block that.
     """
 
     def act() -> None:
@@ -55,7 +55,7 @@ def leave(status: int, last_act: Callable[[], None] | None = None) -> NoReturn:
                 if step is not None:
                     step()
 
-    # The main thread may hold a stream's lock and never come back: do not wait for it long.
+    # The main thread may hold a stream's lock and never release it: do not wait for it long.
     helper = threading.Thread(target=act, daemon=True)
     helper.start()
     helper.join(_FLUSH_S)
