@@ -37,10 +37,7 @@ def expected(**settings):
 
 
 class SlowReader(Strategy):
-    """Rank 0 sleeps after each hook, so that its peers overwrite what it still reads, if they can.
-
-    It sleeps inside the sums as well: that is where memory is read.
-    """
+    """Rank 0 sleeps in each collective of a bucket, before it reads what its peers lend it."""
 
     def __init__(self, inner):
         self.inner = inner
@@ -66,7 +63,11 @@ class SlowReader(Strategy):
 
 
 def slow_down(comm):
-    """Let this rank come to every collective, then sleep, then read its peers' memory."""
+    """Let this rank come to every collective, then sleep, then read its peers' memory.
+
+    Where hooks overtake each other it sleeps in the buckets' only: the flags of the step, which all
+    ranks wait for, go ahead of what it still reads.
+    """
     inside = comm._inside if isinstance(comm, Hierarchical) else comm
     assert isinstance(inside, SharedMemory), f"in {comm.name} nobody reads others' memory in place"
     if hasattr(inside, "is_slow"):
@@ -76,6 +77,8 @@ def slow_down(comm):
 
     def meet_and_sleep(what):
         meet(what)
+        if comm.num_channels > 1 and hub.channel == 0:
+            return
         wakes_s = time.monotonic() + 0.003
         threading.Timer(0.004, hub.wake).start()
         while time.monotonic() < wakes_s:  # hooks of other channels go on meanwhile

@@ -39,7 +39,7 @@ log = logging.getLogger("syncline")
 HEARTBEAT_S = 1.0
 """Short against `silent_s`, so some heartbeats may be late; one message a second costs nothing."""
 EXPLAIN_S = 5.0
-"""How long a failing rank may print its traceback before peers kill it: enough if cores are busy."""
+"""How long a failing rank may print its traceback before peers kill it, on busy cores too."""
 _HOW: dict[str, type[RankFailed]] = {"died": RankDied, "silent": RankSilent, "hung": RankHung}
 
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from syncline.comm.base import Communicator, Partials, Strips
+from syncline.comm.hub import ALONE
 from syncline.comm.tree import LeafPlan
 from syncline.contract import Family, ParamGroups, UpdateSettings
 from syncline.engine.layout import BLOCK_ELEMENTS, Layout, Place
@@ -135,8 +136,11 @@ class Bucket:
 
     def __post_init__(self) -> None:
         self.comm = self.part.comm
-        is_common = self.parameters.memory.is_common
-        self.ends_lending = self.family.updates == "each" or not is_common
+        if self.family.updates == "each":
+            # Where hooks do not overtake each other, the flags' sum comes after this one's.
+            self.ends_lending = self.channel != ALONE
+        else:
+            self.ends_lending = not self.parameters.memory.is_common
         self.in_use = self.parameters
         self.gather_channel = self.channel
         self.scale = self.part.scale

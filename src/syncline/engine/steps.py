@@ -8,10 +8,11 @@ and `CommLane`.
 
 Note: lending. What a rank passes to a collective may be read by its peers until they come to a
 later collective. Where `before_use` gathers into common memory, that gather is the later one. Where
-every rank updates everything nothing gathers, and a gather of private memory lends the strip: there
-the engine ends the lending before a bucket is ready. Else the next backward would overwrite a
-gradient, or the user a parameter, that a slow peer still reads. The same holds for flags and
-statistics where no bucket is exchanged by the whole step group.
+every rank updates everything it is the flags' sum, unless that may overtake the bucket's; a gather
+of private memory lends the strip. In these two cases the engine ends the lending before a bucket is
+ready. Otherwise the next backward would overwrite a gradient, or the user a parameter, that a slow
+peer still reads. The same holds for flags and statistics where no bucket is exchanged by the whole
+step group.
 """
 
 from __future__ import annotations
