@@ -1,6 +1,6 @@
 """The communicator of a group of one: it adds up its own partial sums and sends nothing.
 
-No peer is read, so memory that another communicator allocated will do as well.
+It reads no peer's memory, so it also takes memory that another communicator allocated.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Alone:
         traffic: Traffic,
         device: torch.device | None = None,
     ) -> Alone | None:
-        """Return the communicator of a rank alone, if it is wanted."""
+        """Return the communicator of this rank alone; None if the rank is not among `wanted`."""
         return cls(rank, traffic, device) if rank in wanted else None
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:

@@ -1,14 +1,14 @@
 """The communicator: the only door to other ranks. One contract, one test suite for all.
 
-Calls block and run on the comm lane, on each channel (`hub.py`) in the same order on every rank of
-the communicator; one thread at a time. Collectives work on memory that the communicator itself
-handed out:
+Calls block. They run on the comm lane, one thread at a time, and on each channel (`hub.py`) in the
+same order on every rank of the communicator. Collectives work on memory that the communicator
+itself allocated:
 
-- `allocate` gives each rank its own memory, which its peers may read as far as they can reach it;
+- `allocate` gives each rank its own memory, which peers on the same machine may read;
 - `allocate_common` gives one memory to all ranks of a machine.
 
-What a rank passes to a collective is *lent*: peers may read it until a later collective of the same
-communicator returns, or `end_lending`. Until then only the rank's own strip may be written.
+Memory that a rank passes to a collective is *lent*: peers may read it until a later collective of
+the same communicator returns, or `end_lending`. Until then the rank writes its own strip only.
 
 `position` is the rank's place in this communicator, and the number of the strip that it owns.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Members(Protocol):
-    """Some ranks of the world, by position."""
+    """A group of ranks of the world, by position."""
 
     @property
     def ranks(self) -> tuple[int, ...]: ...
@@ -39,15 +39,15 @@ class Members(Protocol):
 
 @dataclass(eq=False)
 class Memory:
-    """Flat memory of one rank. `peers[position]` is the peer's, where it can be reached."""
+    """Flat memory of one rank. `peers[position]` is that peer's memory; None over a network."""
 
     mine: torch.Tensor
     peers: tuple[torch.Tensor, ...] | None = None
     is_common: bool = False
     owner: Members | None = field(default=None, repr=False)
-    """The group that allocated it, by whose positions `peers` are."""
+    """The group that allocated it; `peers` is in the order of its positions."""
     origin: tuple[int, int] | None = None
-    """The number of the allocation and the first element in it, where peers find it by that."""
+    """The number of the allocation and the first element in it: peers find the memory by these."""
 
     def part(self, start: int, stop: int) -> Memory:
         peers = self.peers and tuple(peer[start:stop] for peer in self.peers)
@@ -70,10 +70,10 @@ class Strips:
 
 @dataclass(eq=False)
 class Partials:
-    """What a rank knows of a sum over all shards: `sums[k]` is the k-th node of its spread.
+    """A rank's partial sums of a sum over all shards: `sums[k]` is the k-th node of its spread.
 
     After `reduce_scatter` the rank's own strip of `sums[0]` holds scale * sum. After `all_reduce`
-    `result` holds all of it, and is the rank's to keep.
+    `result` holds all of it; peers do not read `result` of a small sum.
     """
 
     sums: list[Memory]
@@ -81,9 +81,9 @@ class Partials:
     spread: Spread
     scale: float
     plans: dict[str, Any] = field(default_factory=dict, repr=False)
-    """What the communicator has prepared, by operation: one does not replay another's."""
-    told_by: int | None = None
-    """The collective with which peers hear that the sums are there, if that was announced."""
+    """What the communicator has prepared, by operation."""
+    announced_by: int | None = None
+    """After `announce`: the number of the collective that tells peers that the sums are ready."""
 
     def __post_init__(self) -> None:
         whole = self.sums[0].mine
@@ -95,8 +95,8 @@ class Partials:
     def result(self) -> torch.Tensor:
         """Where `all_reduce` leaves the sum, always the same memory.
 
-        A small sum has memory of its own, since peers still read `sums` when it is there. A
-        large one, or that of a rank alone, is left in `sums[0]`.
+        A small sum has memory of its own, since peers may still read `sums` when `all_reduce`
+        returns. A large one, or that of a rank alone, is left in `sums[0]`.
         """
         return self._result
 
@@ -114,7 +114,7 @@ class Communicator(Protocol):
 
     @property
     def name(self) -> str:
-        """What carries the bytes, in a word or two, for people."""
+        """What carries the bytes, in a word or two, for log lines."""
 
     @property
     def position(self) -> int: ...
@@ -130,8 +130,8 @@ class Communicator(Protocol):
     def machines(self) -> tuple[tuple[int, ...], ...]:
         """The ranks by machine, machines in order.
 
-        Positions go round the machines: the first `num_machines` lie on as many machines, and so
-        on. The network counts each rank as a machine of its own, unless it is told otherwise.
+        Positions go round the machines: of the first `num_machines` positions one lies on each
+        machine, and so on. `Network` counts each rank as a machine unless it is given `machines`.
         """
 
     @property
@@ -144,7 +144,7 @@ class Communicator(Protocol):
 
     @property
     def num_channels(self) -> int:
-        """How many hooks it pays to have under way at once."""
+        """How many hooks the comm lane may have under way at once."""
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
         """Return zeroed memory of this rank's own. Every rank calls it, with the same numbers."""
@@ -153,9 +153,9 @@ class Communicator(Protocol):
         """Return zeroed memory that the ranks of one machine share. Every rank calls it."""
 
     def announce(self, partials: Partials) -> None:
-        """Say that this rank's sums are there, for an `all_reduce` some collectives later.
+        """Say that this rank's sums are ready for an `all_reduce` some collectives later.
 
-        The next collective tells the peers, so that the `all_reduce` itself need not meet them.
+        The next collective tells the peers, so the `all_reduce` itself need not wait for them.
         """
 
     def reduce_scatter(self, partials: Partials) -> None:
@@ -179,34 +179,34 @@ class Communicator(Protocol):
     def end_lending(self) -> None:
         """Return when no peer reads memory any more that this rank has lent on this channel.
 
-        Every rank calls it, on a channel whose last collective closes nothing: after a
-        `reduce_scatter` or `all_reduce` peers may still read the sums, after an `all_gather` of
-        private memory the strip. It costs a meeting where peers read memory in place, and nothing
-        where they are sent copies.
+        Every rank calls it, before it writes what it passed to the channel's last collective:
+        after a `reduce_scatter` or `all_reduce` peers may still read the sums, after an
+        `all_gather` of private memory the strip. It costs a barrier where peers read memory in
+        place, and nothing where they are sent copies.
         """
 
     def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
-        """Make a window in which each rank may publish so many elements. Every rank calls it."""
+        """Return a window in which each rank may publish `num_elements`. Every rank calls it."""
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
         """Return a communicator of some of these ranks; None where this rank is not in it.
 
-        Every rank of this communicator calls it, with the same ranks: any set of them, whose order
-        does not matter. The world owns it: it lives until it is closed or the world is.
+        Every rank of this communicator calls it, with the same set of ranks, in any order. The
+        world's communicator owns the subgroup and closes it, if it is still open then.
         """
 
     def close(self) -> None:
-        """Give back memory and connections. Peers are not waited for.
+        """Free memory and connections, without waiting for peers.
 
-        A subgroup gives back what is its own, and the world goes on. The world closes the
-        subgroups that are still open.
+        Closing a subgroup does not touch the world's communicator. Closing that one also closes
+        the subgroups that are still open.
         """
 
 
 def check_owner(memories: Iterable[Memory], owner: Members) -> None:
-    """Refuse memory of another communicator, whose positions stand for other ranks.
+    """Refuse memory of another communicator, in which positions mean other ranks.
 
-    Called when an operation is prepared: sums of the wrong memory would go unnoticed later.
+    Called when an operation is prepared; later nothing would notice sums of the wrong memory.
     """
     for memory in memories:
         if memory.owner is not owner:
@@ -217,10 +217,10 @@ def check_owner(memories: Iterable[Memory], owner: Members) -> None:
             )
 
 
-def prepare_reach(
+def prepare_peer_sum(
     partials: Partials, start: int, stop: int, out: torch.Tensor
 ) -> Callable[[], None]:
-    """Prepare the sum of some elements over everybody's partial sums, where all can be reached."""
+    """Return a function that adds up elements of all ranks' partial sums, read in place."""
     sources = [
         (node, memory.peers[position][start:stop])
         for position, nodes in enumerate(partials.spread.nodes)
@@ -231,7 +231,7 @@ def prepare_reach(
 
 
 def even_cuts(num_elements: int, size: int) -> tuple[int, ...]:
-    """Cut memory into strips of nearly equal size, for uses where any cut will do.
+    """Cut memory into strips of nearly equal size, where strips may begin at any element.
 
     >>> even_cuts(10, 4)
     (0, 2, 5, 7, 10)

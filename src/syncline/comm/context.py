@@ -14,7 +14,7 @@ class Closable(Protocol):
 
 
 class Context:
-    """Made once for the world's communicator, and handed to every subgroup of it."""
+    """Made once for the world's communicator, and passed to each of its subgroups."""
 
     def __init__(self, control: Control, hub: Hub) -> None:
         self.control = control
@@ -26,7 +26,7 @@ class Context:
         control.on_gone(lambda rank: hub.wake())
 
     def keep(self, subgroup: Closable) -> None:
-        """Note an open subgroup: the world closes it, if it is not closed before."""
+        """Note an open subgroup, which the world's communicator closes if nothing else does."""
         self._subgroups[id(subgroup)] = subgroup
 
     def forget(self, subgroup: Closable) -> None:

@@ -1,19 +1,19 @@
-"""Which ranks live, which are gone, and how every rank hears of it within seconds.
+"""Finds out which ranks live and which are gone, and tells every rank within seconds.
 
 One thread per rank watches the control connections (a star on every machine, a star of machines
-above it). Three ways to fail, three messages:
+above it). A rank can fail in three ways, each with its own message:
 
-- died: the connection hung up without a farewell; known at once;
+- died: its connection closed without a farewell; known at once;
 - silent: no heartbeat for `silent_s`: a frozen process or a machine that is cut off;
-- hung: a rank has waited for it for `hung_s`, and no other rank has got on for as long. A slow
-  rank, or one that waits for a slow one, is not hung.
+- hung: another rank has waited for it for `hung_s`, and no rank has made progress for as long. A
+  slow rank, or one that waits for a slow one, is not hung.
 
-The first failure is passed on to every rank, and ranks that wait are woken. Where the others can go
-on without a rank (`tolerate`), its end is noted and passed on, and no rank fails. Every rank then
-watches the processes of its machine by itself, so that it need not hear of them from a leader.
-Across machines a leader that leaves in good order passes messages on until all below it have left.
-Each rank keeps a progress record (step, bucket, phase) where its machine's ranks can read it even
-after its death.
+The first failure is passed on to every rank, and ranks that wait are woken. If the others can go
+on without a rank (`tolerate`), its end is noted and passed on, and no other rank fails. Then every
+rank watches the processes of its machine itself, so it does not depend on a leader to hear of them.
+Across machines a leader that leaves in good order relays messages until all ranks below it have
+left. Each rank keeps a progress record (step, bucket, phase), which the ranks of its machine can
+read even after its death.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from syncline.errors import CommError, RankDied, RankFailed, RankHung, RankSilen
 log = logging.getLogger("syncline")
 
 HEARTBEAT_S = 1.0
-"""Some may be late without a rank being called silent, and a message a second costs nothing."""
-LAST_WORDS_S = 5.0
-"""A rank that fails by its own fault may say why for so long: a traceback takes that when busy."""
+"""Short against `silent_s`, so some heartbeats may be late; one message a second costs nothing."""
+EXPLAIN_S = 5.0
+"""How long a failing rank may print its traceback before peers kill it: cores may be busy."""
 _HOW: dict[str, type[RankFailed]] = {"died": RankDied, "silent": RankSilent, "hung": RankHung}
 
 
 class ControlMessage(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """Everything that control connections carry."""
+    """A message on a control connection: a heartbeat, a farewell or a failure."""
 
     records: dict[int, Record] = {}
     """Heartbeat: the progress of some ranks."""
@@ -56,7 +56,7 @@ class ControlMessage(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
 
 
 class Control:
-    """This rank's end of the control connections, and its verdict on the others."""
+    """This rank's control connections, and which other ranks have left or failed."""
 
     def __init__(self, place: Place, links: Connections, *, silent_s: float, hung_s: float) -> None:
         self.place = place
@@ -65,7 +65,7 @@ class Control:
         self.failure: RankFailed | None = None
         self.left: set[int] = set()
         self.gone: dict[int, RankFailed] = {}
-        """Ranks that died or fell silent while the others go on without them."""
+        """Ranks that died or fell silent, where the others go on without them."""
         self.progress = share_board(place, links.memory)
         self._links = dict(links.children)
         if links.parent is not None:
@@ -100,12 +100,12 @@ class Control:
             callback(failure)
 
     def on_gone(self, callback: Callable[[int], None]) -> None:
-        """Call back, on the control thread, when a rank is gone without whom the others go on."""
+        """Call back, on the control thread, when a rank has left, or is gone and tolerated."""
         with self._lock:
             self._gone_callbacks.append(callback)
 
     def tolerate(self, ranks: Iterable[int]) -> None:
-        """From now on go on without some ranks, should they be gone. After all have met.
+        """From now on, go on without any of these ranks that is gone. Call it after a barrier.
 
         Only for ranks of one machine.
         """
@@ -115,12 +115,12 @@ class Control:
         self._waker.send(b"x")
 
     def _note_end(self, rank: int) -> None:
-        """A rank's process has ended: in good order, if it said so."""
+        """Note that a rank's process has ended: a failure, unless it wrote a farewell."""
         if not self._has_said_farewell(rank) and rank not in self.left:
             self._fail(rank, "died", f"rank {rank} died {self._reports.describe(rank)}.")
 
     def _has_said_farewell(self, rank: int) -> bool:
-        """Look at the board whether a rank of this machine ended in good order; take note."""
+        """Say whether a rank of this machine wrote a farewell on the board; if so, note it."""
         if not self._reports.has_left(rank):
             return False
         self.left.add(rank)
@@ -133,7 +133,7 @@ class Control:
             raise self.failure
 
     def check_waiting_for(self, ranks: Iterable[int], waited_s: float, what: str) -> None:
-        """Raise if waiting for these ranks makes no sense any more."""
+        """Raise if waiting for these ranks cannot succeed."""
         self.check()
         waiting_for = list(ranks)
         for rank in waiting_for:
@@ -151,18 +151,18 @@ class Control:
             self.check()
 
     def check_hung(self, rank: int, waited_s: float, what: str) -> None:
-        """Call a rank hung if this one has waited for it too long and no rank gets on."""
+        """Call a rank hung if this one has waited for it too long and no rank makes progress."""
         if waited_s > self.hung_s and self._stuck_s() > self.hung_s:
             self.call_hung(rank, waited_s, what)
 
     def _stuck_s(self) -> float:
-        """Return for how many seconds none of the others has got on; those that left aside."""
+        """Return for how many seconds no other rank that is still there has made progress."""
         return self._reports.stuck_s({*self.left, *self.gone})
 
     def call_hung(self, rank: int, waited_s: float, what: str) -> None:
-        """Tell everybody that this rank has waited for another for too long.
+        """Tell all ranks that this rank has waited for `rank` for too long.
 
-        Where that one waits too, the one furthest behind is to blame.
+        The rank furthest behind gets the blame, since `rank` may itself wait for that one.
         """
         begun = self._reports.num_begun({*self.left, *self.gone})
         culprit = min([rank, *begun], key=lambda other: begun.get(other, 0))
@@ -175,31 +175,31 @@ class Control:
         )
 
     def steps(self) -> dict[int, int]:
-        """Return how many steps each rank has taken, also those that are gone; as far as heard."""
+        """Return how many steps each known rank has taken, also those that are gone."""
         return {rank: record[0] for rank, record in self._reports.everybody().items()}
 
     def verdict(self, patience_s: float = 3.0) -> RankFailed | None:
-        """Give the watchers a moment to say why a connection broke."""
+        """Wait a moment for the control thread to find why a connection broke, and return it."""
         deadline = time.monotonic() + patience_s
         while self.failure is None and time.monotonic() < deadline:
             time.sleep(0.02)
         return self.failure
 
     def report(self, error: BaseException) -> None:
-        """Tell everybody that this rank fails by its own fault, and why."""
+        """Tell all ranks that this rank fails by its own fault, and why."""
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         rank = self.place.rank
         sentence = f"rank {rank} failed {self._reports.describe(rank)}: {why}"
         self._send_all(ControlMessage(gone=rank, how="died", why=sentence))
 
-    def _pass_on_until_all_left(self) -> None:
-        """Stay for the ranks below, which hear of each other through this one."""
+    def _relay_until_all_left(self) -> None:
+        """Wait until the ranks below have left: their messages to each other pass through here."""
         while self.failure is None and self._children - self.left - self.gone.keys():
             with self._changed:
                 self._changed.wait(HEARTBEAT_S)
 
     def close(self, *, in_good_order: bool = True) -> None:
-        """Say farewell, so that peers do not take the hang-up for a death."""
+        """Close the connections; say farewell first, so that peers do not report a death."""
         with self._lock:
             if self._closing:
                 return
@@ -208,7 +208,7 @@ class Control:
             self.progress.write_left()
             self._send_all(ControlMessage(left=[self.place.rank]))
             if len(self.place.leaders) > 1:
-                self._pass_on_until_all_left()
+                self._relay_until_all_left()
         self._is_over = True
         self._waker.send(b"x")
         self._thread.join(timeout=5.0)
@@ -249,7 +249,7 @@ class Control:
                         self._heard.pop(key.data, None)
                 now = time.monotonic()
                 if now - last_turn > 3 * HEARTBEAT_S:
-                    # This rank itself was frozen: that it heard nothing says nothing of others.
+                    # This rank itself was frozen: that it missed beats does not mean silence.
                     self._heard = dict.fromkeys(self._heard, now)
                     self._processes.forget_beats()
                 self._look_for_silence()
@@ -261,12 +261,12 @@ class Control:
         if self.place.local_rank != 0:
             records = {self.place.rank: records[self.place.rank]}
         for rank in self._links:
-            # Upwards only what is ours, downwards all that was heard: nothing goes round.
+            # To the parent only this machine's records, to children all known ones: no cycles.
             known = records if rank == self._parent else self._reports.heard | records
             self._send([rank], ControlMessage(records=known))
 
     def _read(self, rank: int) -> bool:
-        """Take in what a peer sent; False when its connection has ended."""
+        """Handle what a peer sent; return False when its connection has ended."""
         try:
             data = self._links[rank].recv(1 << 16)
             messages = [
@@ -304,7 +304,7 @@ class Control:
                 )
 
     def _fail(self, rank: int, how: str, sentence: str, source: int | None = None) -> None:
-        """Take note of the first failure, pass it on and wake the threads that wait."""
+        """Note the first failure, pass it on and wake the threads that wait."""
         with self._lock:
             if self.failure is not None or rank in self.gone:
                 return
@@ -313,12 +313,12 @@ class Control:
                 log.warning("rank %d: %s The others go on.", self.place.rank, sentence)
                 self.gone[rank] = failure
                 self._heard.pop(rank, None)
-                self._processes.end_after(rank, LAST_WORDS_S if how == "died" else 0.0)
+                self._processes.end_after(rank, EXPLAIN_S if how == "died" else 0.0)
                 self._send_all(ControlMessage(gone=rank, how=how, why=sentence), but=source)
                 self._tell_gone(rank)
                 return
             if rank != self.place.rank:
-                # Before anybody can see it and leave.
+                # Log before another thread can see the failure and end the process.
                 log.error("rank %d: %s", self.place.rank, sentence)
                 failure.is_logged = True
             self.failure = failure
@@ -341,6 +341,6 @@ class Control:
         frame = pack(message)
         with self._lock:
             for rank in ranks:
-                # A peer that cannot be written to is noticed by reading from it.
+                # If a peer cannot be written to, reading from it will fail and report that.
                 with contextlib.suppress(OSError):
                     self._links[rank].sendall(frame)

@@ -3,8 +3,8 @@
 The model is the textbook one (Thakur, Rabenseifner and Gropp, "Optimization of Collective
 Communication Operations in MPICH", 2005): a message of S bytes takes alpha + S beta, with alpha a
 latency and 1 / beta a rate; a port sends and receives at the same time. Sums are not charged: they
-are compute. What is exchanged is `volume.py`'s to say; here the busiest port of each exchange is
-found. With strips of S/n on n machines that is
+are compute. `volume.py` says how many bytes are exchanged; this module finds the busiest port of
+each exchange. With strips of S/n on n machines that is
 
     direct reduce-scatter or all-gather: alpha + (n-1)/n S beta
     direct all-reduce: twice that; up to SMALL_BYTES alpha + (n-1) S beta
@@ -12,8 +12,9 @@ found. With strips of S/n on n machines that is
     m machines of g ranks, all-reduce:
         2 alpha_i + 2 (g-1)/g S beta_i + 2 alpha_e + 2 (m-1)/m S beta_e
 
-(the last is the usual hierarchical all-reduce with one port per machine, but for its rounds).
-Nothing else is on the links: `virtual/link.py` shares them among several collectives.
+(i: inside a machine, e: across machines. The last is the usual hierarchical all-reduce with one
+port per machine, except for its rounds.) These formulas assume that links carry nothing else;
+`virtual/link.py` shares links among several collectives.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Phase:
     """`rounds` latencies, then `num_bytes` through the busiest port of that kind.
 
     "inside" is between ranks of one machine, with a port for each rank; "across" is between
-    machines, with one port for each machine, which its ranks share, and each way by itself.
+    machines, with one full-duplex port for each machine, which its ranks share.
     """
 
     where: Where
@@ -45,7 +46,7 @@ class Phase:
 
 
 def seconds(phases: Iterable[Phase], *, inside: Link, across: Link) -> float:
-    """Add up the phases, one after the other, on links that carry nothing else.
+    """Return the time of the phases, one after the other, on links that carry nothing else.
 
     >>> from syncline.cluster import Link
     >>> link = Link(latency_s=1e-5, rate_bytes_per_s=1e9)
@@ -71,8 +72,8 @@ def plan(
 ) -> tuple[Phase, ...]:
     """Return the phases of a collective of `size_bytes` among all ranks of equal machines.
 
-    Strips are equal, each rank has one partial sum, and a gather is into common memory, as that of
-    parameters is. The size of a barrier is of no account.
+    Strips are equal, each rank has one partial sum, and an all-gather is into common memory, as for
+    parameters. A barrier ignores `size_bytes`.
     """
     assert machines >= 1, machines
     assert ranks_per_machine >= 1, ranks_per_machine
@@ -91,10 +92,10 @@ def plan(
 def phases(
     what: str, shape: GroupShape, volume: Volume, algorithm: str = "direct"
 ) -> tuple[Phase, ...]:
-    """Return the phases of a collective, given who owns which strip and who brings how much.
+    """Return the phases of a collective, given the sizes of strips and partial sums.
 
-    `algorithm` says how machines exchange; inside a machine it is always shared memory. A ring has
-    no short way for small sizes. Only exchanges in which all send and receive go round it.
+    `algorithm` says how machines exchange; inside a machine it is always shared memory. A ring
+    treats small sizes like large ones; it is used only where all ranks send and receive.
     """
     if algorithm not in ALGORITHMS:
         raise ValueError(f"no algorithm is called {algorithm!r}; there are {', '.join(ALGORITHMS)}")
@@ -108,26 +109,26 @@ def phases(
 
 
 def ring_half(size_bytes: float, size: int) -> Phase:
-    """A reduce-scatter or an all-gather on a ring of n: (n-1) alpha + (n-1)/n S beta.
+    """Return the phase of half a ring all-reduce on n machines: (n-1) alpha + (n-1)/n S beta.
 
-    Patarasuk and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations",
-    2009; two halves make 2 (n-1) alpha + 2 (n-1)/n S beta. A ring cuts evenly, whatever the strips.
+    A half is a reduce-scatter or an all-gather. Patarasuk and Yuan, "Bandwidth Optimal All-reduce
+    Algorithms for Clusters of Workstations", 2009. A ring cuts evenly, whatever the strips.
     """
     return Phase("across", size - 1, size_bytes * (size - 1) / size)
 
 
 def _phases_of(one: Stage, shape: GroupShape) -> list[Phase]:
-    """Find the busiest port of an exchange."""
+    """Return the phases of a stage: its latencies, and the bytes of its busiest port."""
     if one.where == "inside":
         return [Phase("inside", one.rounds, _busiest_reader(one, one.groups))]
     found = [Phase("across", one.rounds, _busiest_machine(one, shape))]
-    # Where machines have different numbers of ranks, messages inside one go through its memory.
+    # If machines have several ranks in a network group, messages inside a machine use its memory.
     local = _busiest_reader(one, shape.machines) if shape.kind == "network" else 0.0
     return [*found, Phase("inside", 0, local)] if local else found
 
 
 def _busiest_reader(one: Stage, groups: Sequence[Sequence[int]]) -> float:
-    """Return what the rank that reads most reads of others."""
+    """Return the most bytes that any rank reads from others."""
     most = 0.0
     for group in groups:
         gives = sum(one.gives[position] for position in group)
@@ -137,7 +138,7 @@ def _busiest_reader(one: Stage, groups: Sequence[Sequence[int]]) -> float:
 
 
 def _busiest_machine(one: Stage, shape: GroupShape) -> float:
-    """Return what goes the busier way through the busiest machine's port."""
+    """Return the bytes through the busiest machine's port, in its busier direction."""
     machine_of = {at: number for number, machine in enumerate(shape.machines) for at in machine}
     out, into = [0.0] * len(shape.machines), [0.0] * len(shape.machines)
     for group in one.groups:

@@ -10,11 +10,11 @@ from syncline.errors import CommError
 
 
 class GroupNumbers:
-    """Numbers by which ranks tell the conversations of one group from those of another.
+    """Numbers that tell the messages of one group from those of another.
 
     The ranks of a group find the same number without a message: it is a hash of their ranks and of
-    how many groups they have made of just these ranks. Should two groups get the same number, a
-    rank that is in both of them notices.
+    how many groups they have made of just these ranks. If two groups get the same number, a rank
+    that is in both raises an error.
     """
 
     def __init__(self) -> None:

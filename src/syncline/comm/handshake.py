@@ -1,7 +1,7 @@
 """Frames and the proof of the job's key, for every connection that Syncline opens itself.
 
 A frame is four bytes of length and a JSON object. Both ends send a nonce and prove by HMAC-SHA256
-that they hold the same key before either believes a word. Nothing received is ever executed
+that they hold the same key before either trusts the other. Nothing received is ever executed
 or unpickled; everything is decoded into a fixed type.
 """
 
@@ -23,7 +23,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class Hello(msgspec.Struct, forbid_unknown_fields=True):
-    """Who knocks, and for what."""
+    """The first frame of a connection: which rank connects, and for what purpose."""
 
     job: str
     rank: int
@@ -117,7 +117,7 @@ def knock(sock: socket.socket, key: bytes, job: str, rank: int, purpose: str) ->
 
 
 def answer(sock: socket.socket, key: bytes, job: str, rank: int, caller: str) -> Hello:
-    """Answer a connection and return who it is, once the caller has proven the key.
+    """Answer a connection and return the caller's `Hello`, once the caller has proven the key.
 
     `caller` names the other end for the message (an address, or a process and user).
     """

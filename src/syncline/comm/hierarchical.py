@@ -1,9 +1,9 @@
 """Several machines with several ranks each: shared memory inside, the network across.
 
-A bucket is cut into one column per local rank, and each column into one strip per machine. The
-ranks of a machine first add up their column in shared memory; then each carries its own column
-across to the ranks with the same local rank. So every byte crosses the wire once, and all ranks
-of a machine share the work of sending.
+A bucket is cut into one column per local rank, and each column into one strip per machine. First
+each rank adds up its own column over its machine's ranks, in shared memory; then it exchanges that
+column with the ranks of the same local rank on other machines. So a machine sends its sum once,
+not once per rank, and all its ranks share the work of sending.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from syncline.comm.base import Communicator, Memory, Partials, Strips, check_owner
 from syncline.comm.context import Context
 from syncline.comm.network import Network
-from syncline.comm.real import Prepared, RealCommunicator, one_after_the_other
+from syncline.comm.real import Prepared, RealCommunicator, join_plans
 from syncline.comm.shape import choose, kind_of, positions_of, shape_of
 from syncline.comm.shared_memory import SharedMemory
 from syncline.comm.tree import Node, prepare_sums, sources_below
@@ -27,14 +27,14 @@ log = logging.getLogger("syncline")
 
 
 class Hierarchical(RealCommunicator):
-    """Ranks on machines that have equally many of them."""
+    """Collectives among ranks on several machines with equally many ranks each."""
 
     def __init__(
         self, context: Context, inside: SharedMemory, across: Network, everybody: Network
     ) -> None:
-        """`inside` has this machine's ranks; `across` one of each machine, of equal number.
+        """`inside` has this machine's ranks; `across` those of this rank's column.
 
-        `everybody` has all of them. All three are closed with the communicator.
+        `everybody` has all ranks. All three are closed with the communicator.
         """
         super().__init__(context)
         self._inside = inside
@@ -54,9 +54,9 @@ class Hierarchical(RealCommunicator):
 
     @classmethod
     def of(cls, context: Context, inside: SharedMemory, everybody: Network) -> Hierarchical:
-        """Make the communicator of the ranks of `everybody`, which all call it.
+        """Make the communicator of the ranks of `everybody`. Each of them calls it.
 
-        They lie on machines with equally many of them; `inside` has those of this machine.
+        All machines have equally many of these ranks; `inside` has those of this machine.
         """
         column = tuple((machine[inside.position],) for machine in everybody.machines)
         across = everybody.group_of(column)
@@ -91,9 +91,9 @@ class Hierarchical(RealCommunicator):
         for end in ends:
             below = sources_below(end, sources)
             if len(below) == 1:
-                columns.append(below[0][1])  # it is sent from where it lies
+                columns.append(below[0][1])  # sent in place, without a copy
             elif len(ends) == 1:
-                # In place: no other rank reads this rank's own column of its own sum.
+                # In place: only this rank reads its own column of its own sum.
                 columns.append(partials.sums[0].mine[low:high])
             else:
                 columns.append(torch.empty(high - low, dtype=partials.result.dtype))
@@ -133,11 +133,11 @@ class Hierarchical(RealCommunicator):
             [(peer, pieces[peer]) for peer in peers],
         )
         columns = Strips(strips.memory, strips.cuts[:: self.num_machines])
-        return one_after_the_other(exchange, self._inside.plan_all_gather(columns))
+        return join_plans(exchange, self._inside.plan_all_gather(columns))
 
     def plan_all_reduce(self, partials: Partials) -> Prepared:
         gather = self.plan_all_gather(partials.gathered)
-        both = one_after_the_other(self.plan_reduce_scatter(partials), gather)
+        both = join_plans(self.plan_reduce_scatter(partials), gather)
         if not partials.is_small:
             return both
 
@@ -148,9 +148,9 @@ class Hierarchical(RealCommunicator):
         return Prepared(run, both.num_bytes)
 
     def plan_reduce(self, partials: Partials, root: int) -> Prepared:
-        """Give the sum to all: no rank of a machine has all of it by itself."""
+        """Give the sum to all ranks: each rank of a machine receives only its own column."""
         gather = self.plan_all_gather(partials.gathered)
-        return one_after_the_other(self.plan_reduce_scatter(partials), gather)
+        return join_plans(self.plan_reduce_scatter(partials), gather)
 
     def copy_from(self, tensor: torch.Tensor, root: int) -> int:
         local, machine = divmod(root, self.num_machines)
@@ -165,7 +165,7 @@ class Hierarchical(RealCommunicator):
         self._inside.meet(what)
 
     def end_lending(self) -> None:
-        self._inside.end_lending()  # what crosses is sent when its exchange returns
+        self._inside.end_lending()  # across machines an exchange returns when all is sent
 
     def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
         return _RoutedWindow(
@@ -182,7 +182,7 @@ class Hierarchical(RealCommunicator):
         mine = [rank for rank in self._inside.ranks if rank in ranks]
         inside = None
         if mine and kind in ("shared memory", "hierarchical"):
-            # Every rank of a machine calls, also those that are not wanted.
+            # Every rank of the machine must call it, also those outside the subgroup.
             inside = self._inside.subgroup(mine)
         if self.context.rank not in ranks or kind == "shared memory":
             return inside

@@ -1,7 +1,7 @@
 """What the ranks of one machine share: memory, doorbells and the sockets that hand them over.
 
-The first rank of a group makes each segment as a memfd and hands it to the others over a Unix
-socket. It has no name, so it vanishes with the last process, also after kill -9.
+The first rank of a group makes each segment as a memfd and passes it to the others over a Unix
+socket. A memfd has no name, so it vanishes with the last process, also after kill -9.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def round_up(size: int, multiple: int = mmap.PAGESIZE) -> int:
 
 
 class Star:
-    """Unix sockets from one rank to some others of its machine, over which it hands out memory."""
+    """Unix sockets from a leading rank to others of its machine, to pass file descriptors."""
 
     def __init__(self, control: Control, links: dict[int, socket.socket], *, leads: bool) -> None:
         self.control = control
@@ -68,10 +68,10 @@ class Star:
         return files
 
     def segment(self, size_bytes: int) -> mmap.mmap:
-        """Return memory that all ranks of the star map. Every one calls it, in one order."""
+        """Return memory that all ranks of the star map. Every rank calls it, in the same order."""
         size_bytes = max(round_up(size_bytes), mmap.PAGESIZE)
         if self.leads:
-            _refuse_what_does_not_fit(size_bytes)
+            _check_fits_in_memory(size_bytes)
             file = os.memfd_create("syncline", os.MFD_CLOEXEC)
             os.ftruncate(file, size_bytes)
             for rank in self.links:
@@ -84,7 +84,7 @@ class Star:
             os.close(file)
 
     def share_eventfds(self, count: int) -> list[int]:
-        """Return doorbells that all ranks of the star can ring. Every one calls it."""
+        """Return eventfds that all ranks of the star can write to. Every rank calls it."""
         if not self.leads:
             return self.take(count)
         files = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(count)]
@@ -93,9 +93,9 @@ class Star:
         return files
 
     def connect(self, ranks: Sequence[int]) -> Star | None:
-        """Make a star of some of its ranks, the first of them leading. Every rank of it calls.
+        """Return a star of `ranks`, led by the first; None if this rank is not among them.
 
-        This star's leader makes the socket pairs and hands each end to its owner.
+        Every rank of this star calls it; its leader makes the socket pairs and passes the ends.
         """
         leader, *members = ranks
         rank = self.control.place.rank
@@ -129,8 +129,9 @@ class Star:
 class Bell:
     """A doorbell that wakes every rank of a communicator in one call.
 
-    One eventfd for all: had each its own, the first to wake could take the core from the one who
-    rings, and the rest would sleep on. Nobody reads it: each rank's hub reports every ring once.
+    All ranks share one eventfd. With one for each rank, the first rank to wake could take the core
+    from the rank that rings, and the rest would sleep on (decision 4). No rank reads the eventfd:
+    it is edge-triggered, so each rank's hub reports every ring once.
     """
 
     def __init__(self, star: Star, hub: Hub) -> None:
@@ -146,8 +147,8 @@ class Bell:
         os.close(self._file)
 
 
-def _refuse_what_does_not_fit(size_bytes: int) -> None:
-    """Refuse more than the free memory: else the process is killed when it first writes there."""
+def _check_fits_in_memory(size_bytes: int) -> None:
+    """Refuse more than the free memory: otherwise the first write to it kills the process."""
     with open("/proc/meminfo") as file:
         fields = dict(line.split(":", 1) for line in file)
     available_bytes = int(fields["MemAvailable"].split()[0]) * 1024

@@ -1,4 +1,7 @@
-"""Meetings of ranks that otherwise do not wait for each other. Ranks that are gone do not count."""
+"""Barriers for asynchronous strategies, whose ranks otherwise do not wait for each other.
+
+No rank waits for a rank that is gone.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from syncline.comm.window import Call
 
 
 class Meeting:
-    """Tells every rank how far each of the others has come. Every rank makes one."""
+    """A barrier among the ranks that are not gone. Every rank makes one."""
 
     def __init__(self, comm: Communicator, name: str = "meeting") -> None:
         self._comm = comm
         self._name = name
         self.reached: Counter[int] = Counter()
-        """The number that each rank has told last, by rank."""
+        """The last number that each rank has told, by rank."""
         self._window = comm.window(0, torch.float32, {"reach": self._serve})
         self._num_met = 0
 
@@ -28,9 +31,9 @@ class Meeting:
         return number
 
     def tell(self, number: int) -> None:
-        """Tell every rank, oneself included, a number that only grows."""
+        """Tell every rank, this one included, a number that only grows."""
         for position in range(self._comm.size):
-            # No answer is waited for, and to a rank that is gone nothing is sent.
+            # Do not wait for an answer. A call to a rank that is gone sends nothing.
             self._window.call(position, "reach", note=b"%d" % number)
 
     def until(
@@ -39,9 +42,9 @@ class Meeting:
         ranks: Collection[int] | None = None,
         but: Callable[[int], bool] = lambda rank: False,
     ) -> None:
-        """Wait until all ranks, or some, that are not gone have told a number or more.
+        """Wait until each of `ranks` (None: all) has told `number` or a larger one.
 
-        A rank for which `but` is true meanwhile is not waited for.
+        Ranks that are gone, or for which `but` is true, are not waited for.
         """
         positions = [
             at for at, rank in enumerate(self._comm.ranks) if ranks is None or rank in ranks
@@ -57,7 +60,7 @@ class Meeting:
         )
 
     def meet(self) -> None:
-        """Return when every rank that is not gone has called it as often as this one."""
+        """Return when every rank that is not gone has called `meet` as often as this one."""
         self._num_met += 1
         self.tell(self._num_met)
         self.until(self._num_met)
@@ -65,10 +68,9 @@ class Meeting:
     def until_called(
         self, positions: set[int], but: Callable[[int], bool] = lambda rank: False
     ) -> bool:
-        """Wait until one of some ranks is in a meeting that this rank has not come to.
+        """Wait until a rank in `positions` has begun a meeting that this rank has not joined.
 
-        False when all of them are gone, in whatever way, or will not call: those for which `but`
-        is true.
+        Return False if none of them can begin one: each is gone, or `but` is true for it.
         """
         ranks = [self._comm.ranks[position] for position in positions]
 
@@ -87,11 +89,11 @@ class Meeting:
         return is_called()
 
     def is_called_by(self, rank: int) -> bool:
-        """Say whether a rank is in a meeting that this one has not come to."""
+        """Say whether a rank has begun a meeting that this rank has not joined."""
         return self.reached[rank] > self._num_met
 
     def missing(self) -> list[int]:
-        """Return the ranks that did not come to the last meeting of this one."""
+        """Return the ranks that did not come to this rank's last meeting."""
         return [rank for rank in self._comm.ranks if self.reached[rank] < self._num_met]
 
     def living(self) -> list[int]:

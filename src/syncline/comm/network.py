@@ -1,7 +1,7 @@
 """Ranks on several machines: strips exchanged directly.
 
 Each rank sends every peer the strip that the peer owns and adds up what it receives in the tree's
-order: the least bytes, and an order of summation that does not depend on the number of ranks.
+order: the fewest bytes, and an order of summation that is the same for any number of ranks.
 
 The bytes are carried by a transport: `Streams` (TCP, for processors) or `ProcessGroup`
 (torch.distributed: NCCL where the model is on GPUs).
@@ -27,7 +27,7 @@ from syncline.comm.base import (
 from syncline.comm.context import Context
 from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.limits import SMALL_BYTES, TOKEN_BYTES
-from syncline.comm.real import Prepared, RealCommunicator, one_after_the_other
+from syncline.comm.real import Prepared, RealCommunicator, join_plans
 from syncline.comm.shape import Machines, choose, positions_of
 from syncline.comm.tree import Node, prepare_sum
 from syncline.comm.window import Functions, Window
@@ -46,10 +46,10 @@ class Transport(Protocol):
     def prepare(
         self, sends: Sequence[Addressed], receives: Sequence[Addressed]
     ) -> Callable[[str], None]:
-        """Return what sends and receives everything at once, and waits for all of it."""
+        """Return a function that sends and receives everything at once and waits for all of it."""
 
     def part(self, ranks: Sequence[int]) -> Transport:
-        """Return a transport for a group of some of the ranks, which alone call this."""
+        """Return a transport for a group of some of the ranks. Only these ranks call it."""
 
     def window(
         self,
@@ -59,10 +59,10 @@ class Transport(Protocol):
         dtype: torch.dtype,
         functions: Functions,
     ) -> Window:
-        """Make a window among ranks, which alone call this."""
+        """Return a window among ranks. Only these ranks call it."""
 
     def close(self) -> None:
-        """Give back what is this transport's own; that of all ranks closes the connections."""
+        """Free what belongs to this transport; the world's transport closes the connections."""
 
 
 class Network(RealCommunicator):
@@ -75,7 +75,7 @@ class Network(RealCommunicator):
         ranks: Sequence[int],
         machines: Machines | None = None,
     ) -> None:
-        """`transport` is for these ranks and is closed with the communicator."""
+        """`transport` connects these ranks and is closed with the communicator."""
         super().__init__(context)
         self._transport = transport
         self.name = f"network ({transport.name})"
@@ -89,7 +89,7 @@ class Network(RealCommunicator):
         self._received = [self._empty(0, torch.uint8) for _ in range(NUM_CHANNELS)]
         tokens = self._empty(TOKEN_BYTES, torch.uint8).zero_()
         to_all = [(peer, tokens) for peer in self._peers]
-        # What arrives is never read, so all channels may write to the same place.
+        # Tokens that arrive are never read, so all channels may receive into the same memory.
         from_all = [(peer, torch.empty_like(tokens)) for peer in self._peers]
         self._meeting = self.prepare_exchange(to_all, from_all)
 
@@ -105,14 +105,14 @@ class Network(RealCommunicator):
     def prepare_exchange(
         self, sends: Sequence[Addressed], receives: Sequence[Addressed]
     ) -> Prepared:
-        """Prepare to send to and receive from positions, everything at once, and wait for all."""
+        """Prepare an exchange with positions: send and receive everything at once, wait for all."""
         outgoing = [(self.ranks[peer], tensor) for peer, tensor in sends if tensor.numel()]
         incoming = [(self.ranks[peer], tensor) for peer, tensor in receives if tensor.numel()]
         num_bytes = sum(tensor.numel() * tensor.itemsize for _, tensor in outgoing)
         return Prepared(self._transport.prepare(outgoing, incoming), num_bytes)
 
     def _scratch(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory for what arrives; a channel has one exchange at a time."""
+        """Return memory to receive into. A channel has its own: it runs one exchange at a time."""
         size_bytes = num_elements * dtype.itemsize
         channel = self.hub.channel
         if self._received[channel].numel() < size_bytes:
@@ -131,7 +131,7 @@ class Network(RealCommunicator):
         """Prepare a sum: `nodes[p]` are p's partial sums, `strips[p]` the elements that p gets.
 
         `mine` are this rank's partial sums, whole, in the order of its nodes; `out` gets this
-        rank's strip of the sum. What was prepared belongs to the channel that it was prepared on.
+        rank's strip of the sum. Run it only on the channel on which it was prepared.
         """
         start, stop = strips[self.position]
         num_received = sum(len(nodes[peer]) for peer in self._peers)
@@ -196,7 +196,7 @@ class Network(RealCommunicator):
     def plan_all_reduce(self, partials: Partials) -> Prepared:
         if not partials.is_small:
             gather = self.plan_all_gather(partials.gathered)
-            return one_after_the_other(self.plan_reduce_scatter(partials), gather)
+            return join_plans(self.plan_reduce_scatter(partials), gather)
         everything = [(0, partials.result.numel())] * self.size
         return self._plan_sum(partials, everything, partials.result)
 
@@ -206,10 +206,10 @@ class Network(RealCommunicator):
             to_root = self.prepare_exchange([], [(peer, pieces[peer]) for peer in self._peers])
         else:
             to_root = self.prepare_exchange([(root, pieces[self.position])], [])
-        return one_after_the_other(self.plan_reduce_scatter(partials), to_root)
+        return join_plans(self.plan_reduce_scatter(partials), to_root)
 
     def copy_from(self, tensor: torch.Tensor, root: int) -> int:
-        """Deal the root's tensor out in strips, then gather them: no link carries it N times."""
+        """Send each rank a strip of the root's tensor, then gather: no link carries N copies."""
         flat = tensor.detach().view(-1)
         strips = Strips(Memory(flat, owner=self), even_cuts(flat.numel(), self.size))
         if flat.numel() * flat.itemsize <= SMALL_BYTES:
@@ -219,7 +219,7 @@ class Network(RealCommunicator):
             dealt = self.prepare_exchange([(peer, strips.mine(peer)) for peer in self._peers], [])
         else:
             dealt = self.prepare_exchange([], [(root, strips.mine(self.position))])
-        copies = one_after_the_other(dealt, self.plan_all_gather(strips))
+        copies = join_plans(dealt, self.plan_all_gather(strips))
         copies.run("broadcast")
         return copies.num_bytes
 
@@ -232,7 +232,7 @@ class Network(RealCommunicator):
         return self.group_of(choose(self.machines, ranks))
 
     def group_of(self, machines: Machines) -> Network | Alone:
-        """Make a communicator of these ranks, which alone need to call."""
+        """Return a communicator of these ranks. Only these ranks call it."""
         ranks = positions_of(machines)
         if len(ranks) == 1:
             return Alone(ranks[0], self.traffic)

@@ -1,8 +1,8 @@
 """Windows across machines: messages for which no receive was posted.
 
-A request goes out on the connection with the owner, and is served by the thread that sleeps in the
-owner's hub, its comm lane. What is published lies in memory that is not written again while it is
-being sent. The answer's numbers go straight to where the caller wants them.
+A request goes out on the connection with the owner. The owner's comm lane, which sleeps in the hub,
+serves it. A published buffer is not written again while it is being sent. The answer's values are
+received directly into the caller's `out`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _REQUESTS, _ANSWERS, _BULK = 0, 1, 2
 
 
 class _Pool:
-    """Tensors of one size that are lent out and come back, or are on their way out."""
+    """Reused tensors of one dtype. A tensor that is being sent is free when its exchanges end."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -56,7 +56,7 @@ class _Pool:
         return torch.empty(num_elements, dtype=self._dtype)
 
     def give(self, tensor: torch.Tensor, exchanges: list[Exchange] | None = None) -> None:
-        """Take a tensor back once all exchanges that send it are over."""
+        """Return a tensor to the pool, to be reused once all exchanges that send it are over."""
         self._leaving.append((tensor, exchanges or []))
 
 
@@ -84,7 +84,7 @@ class NetworkWindow(ServedWindow):
         self._asked = dict.fromkeys(ranks, 0)
         self._pending: dict[tuple[int, int], _Request] = {}
         self._requests: dict[int, tuple[int, int, int, int, bytes]] = {}
-        """What has come of a request whose values are still to come, by rank."""
+        """Headers of requests whose values have not arrived yet, by rank."""
         streams.listen(_REQUESTS, self._on_request)
         streams.listen(_ANSWERS, self._on_answer)
 
@@ -100,7 +100,7 @@ class NetworkWindow(ServedWindow):
         if position == self._position:
             return Done(self._version, self._published)
         rank = self._ranks[position]
-        if self._patience.is_gone(rank):
+        if self._waits.is_gone(rank):
             return Lost(rank)
         buffer = Memory(self._pool.take(self._num_elements))
         self._count("get", bytes_moved(buffer))
@@ -178,7 +178,7 @@ class _Request:
         return self.result is not None
 
     def wait(self) -> int:
-        self._window._patience.wait(self._rank, self.is_over, "a call")
+        self._window._waits.wait(self._rank, self.is_over, "a call")
         assert self.result is not None
         return self.result
 

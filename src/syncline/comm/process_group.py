@@ -1,7 +1,7 @@
 """Messages between ranks over torch.distributed: NCCL for GPUs, which is untested, or Gloo.
 
-One exchange at a time: Gloo's messages cannot be polled. Neither backend authenticates anybody:
-only numbers travel here.
+One exchange at a time: Gloo's messages cannot be polled. Neither backend authenticates its peers:
+only tensor data is sent here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ProcessGroup:
         *,
         is_part: bool = False,
     ) -> None:
-        """`group` is destroyed with this object only if it is a part that was made here."""
+        """`close` destroys `group` only if `is_part`: `part` made it."""
         self.name: str = dist.get_backend(group)
         self.device = device
         self._group = group

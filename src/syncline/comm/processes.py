@@ -1,4 +1,4 @@
-"""The processes of a machine's ranks: whether they have ended, beat no more, or must be ended."""
+"""Watches the processes of a machine's ranks: ends, missing heartbeats, and killing if needed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class LocalProcesses:
         self._beats: dict[int, tuple[int, float]] = {}
         """How many beats each watched rank had made, and since when."""
         self._ends: dict[int, float] = {}
-        """When ranks that count as gone are ended, should they still be there."""
+        """When to kill each rank that counts as gone, if its process still runs."""
 
     def watch(self) -> list[int]:
-        """Begin to watch all; return the ranks whose process has ended already."""
+        """Begin to watch all; return the ranks whose process has already ended."""
         ended = []
         for at, rank in enumerate(self._place.local_ranks):
             if rank != self._place.rank:
@@ -39,7 +39,7 @@ class LocalProcesses:
         return set(self.files.values())
 
     def look_for_beat(self, rank: int, now: float) -> None:
-        """Note whether a rank's control thread has beaten since the last look."""
+        """Note the time if a rank's control thread has beaten since the last call."""
         beats = self._board.num_beats(self._place.local_ranks.index(rank))
         if beats != self._beats.get(rank, (-1, 0.0))[0]:
             self._beats[rank] = beats, now
@@ -49,15 +49,15 @@ class LocalProcesses:
         return {rank: when for rank, (_, when) in self._beats.items()}
 
     def forget_beats(self) -> None:
-        """Begin anew: this rank itself has not looked for a while."""
+        """Forget when ranks last beat, after this rank itself was frozen for a while."""
         self._beats = {}
 
     def end_after(self, rank: int, seconds: float) -> None:
-        """End a rank that counts as gone, should it still be there by then."""
+        """Kill a rank that counts as gone, if its process still runs after `seconds`."""
         self._ends[rank] = time.monotonic() + seconds
 
     def end_those_due(self) -> None:
-        """End ranks that count as gone: they must not come back half-way."""
+        """Kill ranks that count as gone and are due: a frozen rank must not come back."""
         due = {rank for rank, when in list(self._ends.items()) if when <= time.monotonic()}
         for file, rank in list(self.files.items()):
             if rank in due:

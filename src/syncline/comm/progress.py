@@ -1,4 +1,4 @@
-"""What each rank of a machine is doing, in memory that its peers can read, also after its death."""
+"""Progress records: what each rank of a machine is doing. Peers can read them after its death."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BEATS_AT = _PID_AT + _NUMBER.size
 _PLACE_BYTES = _BEATS_AT + _NUMBER.size
 
 Record = tuple[int, int, int, int]
-"""Step, bucket, phase, and how many phases were begun in all: the one furthest behind has least."""
+"""Step, bucket, phase, number of phases begun. The rank furthest behind has begun the fewest."""
 
 
 class ProgressBoard:
@@ -46,24 +46,24 @@ class ProgressBoard:
         return file
 
     def write(self, phase: str, bucket: int = -1, step: int = -1) -> None:
-        """Say what this rank does now. The board tells how many steps it has taken, not `step`."""
+        """Record this rank's phase. `step` is ignored: a record has `self.step`, steps taken."""
         self._num_phases += 1
         number = _NUMBER_OF[phase]
         _RECORD.pack_into(self._map, self._offset, self.step, bucket, number, self._num_phases)
 
     def write_left(self) -> None:
-        """Say that this rank ends in good order, for ranks that only see its process end."""
+        """Record that this rank ends in good order, for ranks that only see its process end."""
         _RECORD.pack_into(self._map, self._offset, self.step, -1, LEFT, self._num_phases)
 
     def read(self, local_rank: int) -> Record:
         return _RECORD.unpack_from(self._map, local_rank * _PLACE_BYTES)
 
     def pid(self, local_rank: int) -> int:
-        """Return a rank's process; 0 as long as it has not come."""
+        """Return the pid of a rank; 0 as long as it has not started."""
         return self._number(local_rank, _PID_AT)
 
     def beat(self) -> None:
-        """Say that this rank's control thread runs."""
+        """Record that this rank's control thread runs."""
         self._num_beats += 1
         _NUMBER.pack_into(self._map, self._offset + _BEATS_AT, self._num_beats)
 
@@ -76,7 +76,7 @@ class ProgressBoard:
 
 
 def share_board(place: Place, memory_links: Mapping[int, socket.socket]) -> ProgressBoard:
-    """Return the board of this rank's machine: its leader makes it and hands it to the others."""
+    """Return the board of this rank's machine. Its leader makes it and passes it to the others."""
     local_size = len(place.local_ranks)
     if place.local_rank == 0:
         file = ProgressBoard.create(local_size)
@@ -92,16 +92,16 @@ def share_board(place: Place, memory_links: Mapping[int, socket.socket]) -> Prog
 
 
 class Reports:
-    """What every rank is doing, as far as this one has heard."""
+    """The latest progress record of every rank that this rank knows."""
 
     def __init__(self, place: Place, board: ProgressBoard) -> None:
         self._place = place
         self._board = board
         self.heard: dict[int, Record] = {}
-        """Of ranks of other machines, and older ones of this machine's."""
+        """Records from heartbeats: of other machines, and older ones of this machine."""
         self._begun: dict[int, int] = {}
         self._moved_at = time.monotonic()
-        """When one of the others was last seen to begin a phase."""
+        """When any other rank was last seen to begin a phase."""
 
     def local(self) -> dict[int, Record]:
         return {rank: self._board.read(at) for at, rank in enumerate(self._place.local_ranks)}
@@ -121,7 +121,7 @@ class Reports:
         return self._board.read(self._place.local_ranks.index(rank))[2] == LEFT
 
     def num_begun(self, absent: Collection[int]) -> dict[int, int]:
-        """Return how many phases the others have begun, without those that are absent."""
+        """Return how many phases each other rank has begun, without the absent ones."""
         known = self.everybody()
         return {
             rank: record[3]
@@ -130,7 +130,7 @@ class Reports:
         }
 
     def stuck_s(self, absent: Collection[int]) -> float:
-        """Return for how many seconds none of the others has begun a phase."""
+        """Return for how many seconds no other rank has begun a phase."""
         begun, now = self.num_begun(absent), time.monotonic()
         if begun != self._begun:
             self._begun, self._moved_at = begun, now
@@ -138,7 +138,7 @@ class Reports:
 
 
 def describe(record: Record) -> str:
-    """Put a progress record into words. Step -1: nothing was heard yet.
+    """Return a progress record in words.
 
     >>> describe((17, 2, 4, 311))
     'at step 17 (reduce, bucket 2)'

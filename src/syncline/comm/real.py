@@ -1,7 +1,7 @@
 """What communicators between processes have in common: plans, the count of bytes, closing.
 
-A collective is prepared for the memory that it works on when it is first called with it; after that
-a call looks its plan up, counts its bytes and runs it.
+The first call with some memory prepares a plan for that memory; later calls look the plan up, count
+its bytes and run it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Prepared(NamedTuple):
     """A collective, ready to run."""
 
     run: Callable[[str], None]
-    """Takes the name of the operation, for messages to people."""
+    """Takes the name of the operation, for error messages."""
     num_bytes: int
-    """What this rank hands to its peers by it."""
+    """The bytes that this rank hands to its peers."""
 
 
 class RealCommunicator(ABC):
-    """Collectives of real processes: how each is done is the subclass's business."""
+    """Collectives of real processes. A subclass prepares each; this class counts and runs it."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -35,7 +35,7 @@ class RealCommunicator(ABC):
         self._is_part = False
         self._is_closed = False
 
-    # These three are a step's: they are written out, without a call that they could share.
+    # Every step calls these three. They are written out to save a function call each.
 
     def reduce_scatter(self, partials: Partials) -> None:
         plan = partials.plans.get("reduce_scatter")
@@ -92,12 +92,12 @@ class RealCommunicator(ABC):
         """Return when every rank has called it, on this channel."""
 
     def adopt(self, subgroup: RealCommunicator) -> None:
-        """Take a subgroup into the world's care."""
+        """Let the world's communicator close a subgroup, if nothing closes it earlier."""
         subgroup._is_part = True
         self.context.keep(subgroup)
 
     def close(self) -> None:
-        """Give back what is this communicator's own; the world closes open subgroups first."""
+        """Free what belongs to this communicator; the world's closes open subgroups first."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -109,11 +109,11 @@ class RealCommunicator(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Give back memory, doorbells and connections."""
+        """Free memory, doorbells and connections."""
 
 
-def one_after_the_other(*plans: Prepared) -> Prepared:
-    """Join plans to one that runs them in order."""
+def join_plans(*plans: Prepared) -> Prepared:
+    """Return one plan that runs several in order."""
 
     def run(what: str) -> None:
         for plan in plans:

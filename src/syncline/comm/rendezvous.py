@@ -2,9 +2,9 @@
 
 On each machine the rank with local rank 0, the machine's leader, answers on a Unix socket in the
 abstract name space (nothing to clean up), checks the caller's user and key, and keeps two
-connections with every member: one for control, one to hand over memory. Leaders of other machines
-reach rank 0 over TCP on the job's own interface; the address travels through the job's store,
-where nothing secret is put and nothing read is believed before the key is proven.
+connections with every member: one for control, one to pass shared memory. Leaders of other machines
+reach rank 0 over TCP on the job's own interface. They read its address from the job's store, which
+holds nothing secret and is not trusted: the key is proven on the connection itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class Store(Protocol):
-    """The little that is asked of torch's store."""
+    """The two methods of torch's store that are used."""
 
     def set(self, key: str, value: str) -> None: ...
 
@@ -37,7 +37,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands: what connections need to know of the world."""
+    """A rank's place in the world: what it needs to connect to others."""
 
     rank: int
     size: int
@@ -58,7 +58,7 @@ class Connections:
     parent: tuple[int, socket.socket] | None = None
     children: dict[int, socket.socket] = field(default_factory=dict)
     memory: dict[int, socket.socket] = field(default_factory=dict)
-    """A member has one, to its leader; a leader has one to each member."""
+    """For passing shared memory: a member has one to its leader, a leader one to each member."""
 
     def close(self) -> None:
         ends = [*self.children.values(), *self.memory.values()]
@@ -80,7 +80,7 @@ def _peer_credentials(sock: socket.socket) -> tuple[int, int]:
 def accept_all(
     listener: socket.socket, place: Place, wanted: set[tuple[int, str]]
 ) -> dict[tuple[int, str], socket.socket]:
-    """Answer until every (rank, purpose) that is wanted has come; strangers are refused by name."""
+    """Accept connections until every wanted (rank, purpose) has come; refuse and log all others."""
     came: dict[tuple[int, str], socket.socket] = {}
     while wanted:
         try:
@@ -212,7 +212,7 @@ def listen(
 def read_address(
     place: Place, store: Store, purpose: str, rank: int
 ) -> tuple[socket.AddressFamily, tuple[str, int]]:
-    """Read where a rank listens. Anybody may have written this, so it is checked before use."""
+    """Return where a rank listens. The store is open to any program, so the text is checked."""
     found = store.get(f"syncline/{place.job}/{purpose}/{rank}").decode("ascii", "replace")
     match = re.fullmatch(r"([0-9a-fA-F.:]{2,45}) (\d{1,5})", found)
     if match is None or not 0 < int(match[2]) < 65536:

@@ -1,8 +1,8 @@
-"""How a group's ranks lie on machines, and what carries its bytes because of that. Pure functions.
+"""How a group's ranks lie on machines, and what therefore carries its bytes. Pure functions.
 
 `machines` are the ranks of a group by machine, machines in order. Real and virtual communicators
-decide by these functions, so that a group has the same order of ranks and the same way of working
-on both clocks.
+both call these functions, so a group has the same positions and the same kind of communicator in
+real and in virtual time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Kind = Literal["alone", "shared memory", "network", "hierarchical"]
 
 
 def choose(machines: Machines, ranks: Collection[int]) -> Machines:
-    """Return the machines of a subgroup: those that have some of the ranks, with no others.
+    """Return a subgroup's ranks by machine, without the machines that have none of them.
 
     >>> choose(((0, 1), (2, 3)), {3, 0, 1})
     ((0, 1), (3,))
@@ -28,7 +28,7 @@ def choose(machines: Machines, ranks: Collection[int]) -> Machines:
 
 
 def positions_of(machines: Machines) -> tuple[int, ...]:
-    """Return the ranks by position: positions go round the machines.
+    """Return the ranks by position: the first of each machine, then the second of each, ...
 
     >>> positions_of(((0, 1), (2, 3), (4,)))
     (0, 2, 4, 1, 3)
@@ -40,8 +40,8 @@ def positions_of(machines: Machines) -> tuple[int, ...]:
 def kind_of(machines: Machines) -> Kind:
     """Say what carries the bytes of a group.
 
-    Machines with different numbers of its ranks use the network only: columns of a bucket are
-    carried by the ranks of equal number on every machine.
+    If its machines have different numbers of its ranks, the group uses the network only: in a
+    hierarchical group the k-th ranks of all machines together carry the k-th column of a bucket.
 
     >>> kind_of(((0, 1), (2, 3))), kind_of(((0, 1), (2,)))
     ('hierarchical', 'network')
@@ -66,13 +66,13 @@ def by_machine(ranks: Sequence[int], ranks_per_machine: int) -> Machines:
 
 @dataclass(frozen=True)
 class GroupShape:
-    """A group by positions, as communicators count."""
+    """How the positions of a group lie on machines, and what carries its bytes."""
 
     kind: Kind
     machines: Machines
     """Positions by machine."""
     columns: Machines
-    """Positions by their number on the machine: those that carry one column of a bucket."""
+    """`columns[k]` has the k-th position of each machine: they carry column k of a bucket."""
 
     @property
     def everybody(self) -> Machines:
@@ -90,5 +90,5 @@ def shape_of(machines: Machines) -> GroupShape:
 
 
 def even_shape(machines: int, ranks_per_machine: int) -> GroupShape:
-    """Return the shape of equal machines."""
+    """Return the shape of a group with equally many ranks on every machine."""
     return shape_of(by_machine(range(machines * ranks_per_machine), ranks_per_machine))

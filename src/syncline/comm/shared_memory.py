@@ -1,8 +1,8 @@
-"""Ranks of one machine: buckets live in shared memory, and nothing whole is ever copied.
+"""Ranks of one machine: buckets live in shared memory, where peers read them in place.
 
-A collective is a rendezvous: every rank writes the number of its collective on a board; the last
-to come rings the doorbell, on which the others sleep. The order of collectives is the same on every
-rank, so one number is enough.
+In a collective every rank writes the number of its collective on a board; the last rank to come
+rings the doorbell, on which the others sleep. The order of collectives is the same on every rank,
+so one number is enough.
 
 Publishing a number after the data relies on stores becoming visible in order, which x86-64
 guarantees; `is_supported` says no elsewhere.
@@ -19,12 +19,12 @@ from collections.abc import Sequence
 import torch
 
 from syncline.comm.alone import Alone
-from syncline.comm.base import Communicator, Memory, Partials, Strips, check_owner, prepare_reach
+from syncline.comm.base import Communicator, Memory, Partials, Strips, check_owner, prepare_peer_sum
 from syncline.comm.context import Context
 from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.limits import SCRATCH_BYTES
 from syncline.comm.machine import Bell, Star, as_tensor, round_up
-from syncline.comm.real import Prepared, RealCommunicator, one_after_the_other
+from syncline.comm.real import Prepared, RealCommunicator, join_plans
 from syncline.comm.shape import shape_of
 from syncline.comm.shared_window import SharedCalls, SharedWindow
 from syncline.comm.volume import Volume, sent_bytes, stages, volume_of_partials, volume_of_strips
@@ -43,7 +43,7 @@ class SharedMemory(RealCommunicator):
 
     name = "shared memory"
     num_machines = 1
-    num_channels = 1  # a meeting takes microseconds: there is nothing to fill
+    num_channels = 1  # a meeting takes microseconds: several at once would gain nothing
 
     def __init__(self, context: Context, ranks: Sequence[int], star: Star) -> None:
         """`star` connects just these ranks; it is closed with the communicator."""
@@ -55,7 +55,7 @@ class SharedMemory(RealCommunicator):
         self.size = len(self.ranks)
         self.position = self.ranks.index(context.rank)
         self._bell = Bell(star, context.hub)
-        # One cache line per rank, so that ranks do not fight over lines: a count for each channel.
+        # A count for each channel. One cache line per rank, so that no two ranks write to one line.
         board = memoryview(star.segment(self.size * _LINE_BYTES))[: self.size * _LINE_BYTES]
         words = board.cast("q")
         self._columns = [words[channel :: _LINE_BYTES // 8] for channel in range(NUM_CHANNELS)]
@@ -63,7 +63,7 @@ class SharedMemory(RealCommunicator):
         self._fence = threading.Lock()
         self._scratch: Memory | None = None
         self.allocations: list[tuple[torch.Tensor, ...]] = []
-        """Everybody's memory of each `allocate`, by which a call's values are found."""
+        """All ranks' memory of each `allocate`, in which a window call finds its values."""
         self._calls: SharedCalls | None = None
 
     @classmethod
@@ -79,8 +79,8 @@ class SharedMemory(RealCommunicator):
         self._counts[channel] = count = self._counts[channel] + 1
         column = self._columns[channel]
         column[self.position] = count
-        # Taking a lock is a full memory barrier: of two ranks that come at the same time at least
-        # one sees the other, so at least one knows that all have come.
+        # Taking a lock is a full memory barrier: of two ranks that come at the same time, at least
+        # one sees the other's count, so at least one sees that all have come.
         with self._fence:
             pass
         if min(column) >= count:
@@ -114,12 +114,12 @@ class SharedMemory(RealCommunicator):
         return Memory(as_tensor(segment, 0, num_elements, dtype), is_common=True, owner=self)
 
     def announce(self, partials: Partials) -> None:
-        partials.told_by = self._counts[self.hub.channel] + 1
+        partials.announced_by = self._counts[self.hub.channel] + 1
 
     def plan_reduce_scatter(self, partials: Partials) -> Prepared:
         check_owner(partials.sums, self)
         start, stop = partials.cuts[self.position : self.position + 2]
-        add_up = prepare_reach(partials, start, stop, partials.strip(self.position))
+        add_up = prepare_peer_sum(partials, start, stop, partials.strip(self.position))
 
         def run(what: str) -> None:
             self.meet(what)
@@ -139,7 +139,7 @@ class SharedMemory(RealCommunicator):
         return Prepared(run, self._sent_bytes("all_gather", volume_of_strips(strips)))
 
     def _copies(self, strips: Strips) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the strips that this rank copies: where to, and from whose memory."""
+        """Return the strips that this rank copies, as pairs (own memory, peer's memory)."""
         check_owner([strips.memory], self)
         if strips.memory.is_common:
             return []
@@ -154,13 +154,13 @@ class SharedMemory(RealCommunicator):
     def plan_all_reduce(self, partials: Partials) -> Prepared:
         if not partials.is_small:
             gather = self.plan_all_gather(partials.gathered)
-            return one_after_the_other(self.plan_reduce_scatter(partials), gather)
+            return join_plans(self.plan_reduce_scatter(partials), gather)
         check_owner(partials.sums, self)
-        add_up = prepare_reach(partials, 0, partials.result.numel(), partials.result)
+        add_up = prepare_peer_sum(partials, 0, partials.result.numel(), partials.result)
 
         def run(what: str) -> None:
-            told_by, partials.told_by = partials.told_by, None
-            if told_by is None or told_by > self._counts[self.hub.channel]:
+            announced_by, partials.announced_by = partials.announced_by, None
+            if announced_by is None or announced_by > self._counts[self.hub.channel]:
                 self.meet(what)
             add_up()
 
@@ -184,7 +184,7 @@ class SharedMemory(RealCommunicator):
         return sent_bytes(stages(what, self._shape, volume), self.position)
 
     def copy_from(self, tensor: torch.Tensor, root: int) -> int:
-        """Copy through a small segment of its own: for set-up, not for the step path."""
+        """Copy piece by piece through a small common segment. For set-up: too slow for a step."""
         if self._scratch is None:
             self._scratch = self.allocate_common(SCRATCH_BYTES, torch.uint8)
         scratch = self._scratch.mine
@@ -204,7 +204,7 @@ class SharedMemory(RealCommunicator):
 
     @property
     def calls(self) -> SharedCalls:
-        """What windows share. The first window makes it, on every rank."""
+        """The calls that all windows share, made by every rank with its first window."""
         if self._calls is None:
             self._calls = SharedCalls(self)
         return self._calls
@@ -225,6 +225,6 @@ class SharedMemory(RealCommunicator):
             self._calls.close()
         self._bell.close()
         self.star.close()
-        # A segment goes when nothing refers to it any more; the tensors of others stay valid.
+        # A segment is unmapped when no tensor refers to it; tensors that are still used stay valid.
         self._calls, self._scratch, self._columns = None, None, []
         self.allocations.clear()

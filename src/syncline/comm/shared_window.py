@@ -1,12 +1,12 @@
-"""Windows among the ranks of one machine: nothing is copied but what is published.
+"""Windows among the ranks of one machine: only what is published is copied.
 
 A get reads the peer's memory in place. A rank has two buffers and publishes into the one that is
-not current; a reader first says which buffer it reads, and a buffer that is being read is not
-written. So no rank reads half of one version and half of another, or waits for a frozen peer.
+not current. A reader first marks the buffer that it reads, and the owner does not write a marked
+buffer. So no rank reads half of one version and half of another, or waits for a frozen peer.
 
-A call is a cell in shared memory and a ring at the owner's door: where the values lie, where the
-answer goes, and a number that is written last. The owner reads and writes the caller's memory
-directly. Order of stores as in `shared_memory.py`: x86-64.
+A call is a cell in shared memory and a write to the owner's eventfd. The cell says where the values
+lie and where the answer goes; its number is written last. The owner reads and writes the caller's
+memory directly. Stores must become visible in order, as in `shared_memory.py`: x86-64.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from syncline.comm.base import Memory
-from syncline.comm.window import Call, Functions, Lost, Patience, Pending, ServedWindow
+from syncline.comm.window import Call, Functions, Lost, PeerWaits, Pending, ServedWindow
 from syncline.errors import CommError, PeerGone
 
 if TYPE_CHECKING:
     from syncline.comm.shared_memory import SharedMemory
 
 _CELL_BYTES = 1024
-"""Twelve words and a note: what a push tells of its strip fits (`strategies/terms.py`)."""
+"""Twelve words and a note, which is large enough for a push (`strategies/terms.py`)."""
 _RING = 32
 """Calls that a rank may have under way to one owner: reasoned, two for each of sixteen buckets."""
 
-# Words of a cell. The first and the last but one are written last, by caller and owner.
+# Words of a cell. The caller writes _ASKED last, the owner writes _ANSWERED last.
 _ASKED, _WINDOW, _FUNCTION, _ANSWERED = 0, 1, 2, 3
 _RESULT, _NOTE_BYTES = 4, 5
 _VALUES, _OUT = slice(6, 9), slice(9, 12)
@@ -48,7 +48,7 @@ class SharedCalls:
     def __init__(self, comm: SharedMemory) -> None:
         self._comm = comm
         self._position, self._size = comm.position, comm.size
-        self._patience = Patience(comm.context)
+        self._waits = PeerWaits(comm.context)
         num_cells = self._size * self._size * _RING
         segment = memoryview(comm.star.segment(num_cells * _CELL_BYTES))
         self._bytes = segment
@@ -85,7 +85,7 @@ class SharedCalls:
         before = self._in_cell.get(cell)
         if before is not None:
             try:
-                before.wait()  # it takes its answer out of the cell
+                before.wait()  # the earlier call must read its answer before the cell is reused
             except PeerGone as gone:
                 return Lost(gone.rank)
         words[cell + _WINDOW] = window
@@ -102,7 +102,7 @@ class SharedCalls:
         return posted
 
     def _where(self, memory: Memory | None) -> tuple[int, int, int]:
-        """Return by what the owner of a function finds memory of this rank."""
+        """Return allocation, start and stop, by which the owner finds memory of this rank."""
         if memory is None:
             return _NOTHING
         if memory.origin is None or memory.owner is not self._comm:
@@ -116,7 +116,7 @@ class SharedCalls:
         os.eventfd_write(self._bells[position], 1)
 
     def wait(self, owner: int, is_over: Callable[[], bool]) -> None:
-        self._patience.wait(self._comm.ranks[owner], is_over, "a call")
+        self._waits.wait(self._comm.ranks[owner], is_over, "a call")
 
     def _serve(self, events: int) -> None:
         words = self.words
@@ -189,8 +189,8 @@ class SharedWindow(ServedWindow):
         self._published = [
             comm.allocate(num_elements, dtype) if num_elements else empty for _ in range(2)
         ]
-        # For each rank: the version it published last, which lies in buffer version % 2; then, for
-        # each reader, 1 + the buffer that it is reading.
+        # A row for each rank: the version it published last, which lies in buffer version % 2;
+        # then, for each reader, 1 + the buffer that it is reading, or 0.
         self._row = 1 + self._size
         self._board = memoryview(comm.star.segment(8 * self._size * self._row)).cast("q")
         self._is_blocked = False
@@ -223,7 +223,7 @@ class SharedWindow(ServedWindow):
 
     def get(self, position: int) -> Pending:
         rank = self._ranks[position]
-        if self._patience.is_gone(rank):
+        if self._waits.is_gone(rank):
             return Lost(rank)
         if position != self._position:
             mine = self._published[0].mine
@@ -231,7 +231,7 @@ class SharedWindow(ServedWindow):
         return _Reading(self, position)
 
     def begin_reading(self, position: int) -> tuple[int, torch.Tensor]:
-        """Say that the latest version of a rank is being read; return it and where it lies."""
+        """Mark a rank's latest version as being read; return its number and its values."""
         at = position * self._row
         mark = at + 1 + self._position
         while True:
@@ -239,7 +239,7 @@ class SharedWindow(ServedWindow):
             self._board[mark] = 1 + version % 2
             with self._calls.fence:
                 pass
-            # Still the latest: then the owner finds the mark before it writes there again.
+            # If it is still the latest, the owner sees the mark before it writes this buffer again.
             if self._board[at] == version:
                 break
         peers = self._published[version % 2].peers
@@ -256,7 +256,7 @@ class SharedWindow(ServedWindow):
 
 
 class _Reading:
-    """A get: what is read is the version that is there when it is waited for, where it lies."""
+    """A get: `wait` takes the version that is latest then; `values` is the owner's own buffer."""
 
     def __init__(self, window: SharedWindow, position: int) -> None:
         self._window = window

@@ -1,15 +1,15 @@
-"""Messages between ranks over TCP: one connection per pair, filled without a gap.
+"""Messages between ranks over TCP: one connection per pair, kept busy.
 
-What is sent to a peer goes out by urgency, then in the order in which it was asked for, and the
-link never idles while something waits. Messages are sent in pieces, so that an urgent one need not
-wait for the end of one that is not; the kernel is given little more than is on its way. Each piece
-has a short header that says which conversation it belongs to; the n-th message of a conversation
-meets the n-th receive. One that comes before its receive is kept until then, so that a slow peer
-does not make the connection stand still.
+Messages to a peer go out by urgency, then in the order of the `send` calls; the link is never idle
+while a message waits. Messages are sent in pieces, so that an urgent one need not wait for the end
+of a less urgent one; the kernel is given little more than is on its way. Each piece has a short
+header that says which conversation it belongs to; the n-th message of a conversation goes to its
+n-th receive. A message that comes before its receive is kept, so that a slow receiver does not
+block the connection.
 
-Every connection proves the job's key both ways before the first byte. Sockets are served by the
-thread that sleeps in the hub, and have none of their own. While it does arithmetic, the kernel's
-buffers keep the link busy.
+Both ends of a connection prove the job's key before the first byte. Sockets have no thread of
+their own: the thread that sleeps in the hub serves them. While that thread does arithmetic, the
+kernel's buffers keep the link busy.
 """
 
 from __future__ import annotations
@@ -40,46 +40,46 @@ from syncline.comm.window import Functions, Window
 from syncline.errors import CommError
 
 _HEADER = struct.Struct("<IIIQ")  # group, channel, bytes of the piece, bytes of the message
-# The limits below are reasoned from 1 Gbit/s, which carries 125 kB in a millisecond, unless it says
-# that they were measured (docs/decisions/0007 and 0008).
+# Unless marked as measured (docs/decisions/0007 and 0008), these limits are reasoned for 1 Gbit/s,
+# which carries 125 kB in a millisecond.
 _PIECE_BYTES = 128 << 10
-"""An urgent message waits for the piece that is being written: a millisecond."""
+"""An urgent message waits until the current piece is written: one millisecond."""
 _PATIENT_S = 0.003
 """Patient messages fill the link for this long ahead. Measured: without such a limit the kernel
 takes megabytes, and reduces that came after them took 50 ms instead of 16."""
 _LEAST_PATIENT_BYTES = 16 << 10
-"""On a slow link they still go out in pieces of some ten packets, which are worth a call."""
+"""On a slow link a patient piece still has about ten packets, enough to be worth a system call."""
 _UNSENT_BYTES = 128 << 10
-"""The kernel holds what the link carries while we pause, a millisecond, and no more than that."""
+"""The kernel buffers what the link carries during one pause of the hub, a millisecond."""
 _MOST_BYTES = 1 << 20
 """Fast links get larger pieces, but none that takes much longer than 0.1 ms to copy."""
 _WINDOW_S = 0.01
-"""A rate is measured over ten pauses of the hub: in one of them too little comes to tell."""
+"""A rate is measured over ten pauses of the hub: one pause brings too few bytes to measure."""
 _READ_AT_ONCE = 4 << 20
 """One peer's bytes are read for a millisecond at most, then the other peers' turn comes."""
 _LARGEST_BYTES = 1 << 40
-"""More than any machine's memory: a message that announces more is not one of ours."""
+"""More than any machine's memory: a header with more is not from Syncline."""
 _CHECK_S = 0.2
-"""A wait looks this often whether it makes sense: ranks are known to be gone after seconds."""
+"""How often a wait checks that its peers still live; their death is known after seconds anyway."""
 _BULKY_BYTES = 256 << 10
-"""More than a socket's buffer takes at once, so it comes in several reads and a pause saves some.
+"""More than a socket's buffer holds, so it needs several reads; a pause makes them fewer.
 Measured: pausing for these takes processor time from 110-130 to 84-97 ms a step."""
 _MOST_SPARES = 8
-"""Early messages come on each of five channels; some of two steps may wait at the same time."""
+"""Messages may come before their receive on each of five channels, for two steps at a time."""
 
 Conversation = tuple[int, int]
 """A group's number and a channel."""
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return a contiguous tensor's memory."""
+    """Return the bytes of a contiguous tensor, not copied."""
     array: Any = tensor.detach().view(-1).view(torch.uint8).numpy()
     return memoryview(array)
 
 
 @dataclass(eq=False)
 class Exchange:
-    """Some messages that are waited for together."""
+    """Messages that one hook waits for together."""
 
     left: int = 0
     waits_for: dict[int, int] = field(default_factory=lambda: defaultdict(int))
@@ -107,10 +107,10 @@ class _Outgoing:
 
 
 Listener = Callable[[int, bytearray], None]
-"""Takes a rank and a message from it, which may be used again when the listener returns."""
+"""Takes a rank and a message from it. The message's memory is reused after the call returns."""
 
 Turn = tuple[int, int, _Outgoing]
-"""Urgency, number and message: the most urgent, then the oldest, is the least."""
+"""Urgency, number and message. The smallest goes first: the most urgent, then the oldest."""
 
 
 @dataclass(eq=False)
@@ -119,12 +119,12 @@ class _Incoming:
 
     target: memoryview
     exchange: Exchange | None
-    """None while no receive was posted for it: it was not expected yet."""
+    """None if no receive was posted when the message began to arrive."""
     num_bytes: int = 0
 
 
 class _Spares:
-    """Memory for messages that come before their receive, used again: fresh pages cost more."""
+    """Reused memory for messages that come before their receive: fresh pages cost more."""
 
     def __init__(self) -> None:
         self._held: deque[bytearray] = deque(maxlen=_MOST_SPARES)
@@ -141,24 +141,24 @@ class _Spares:
 
 
 class _Pace:
-    """What the link has been seen to carry of late, and how much to hand to the kernel for that.
+    """Measures the link's rate, and from it how many bytes to hand to the kernel ahead of time.
 
-    Too little leaves the wire idle while we pause; too much is in the way of urgent messages.
+    Too few leave the link idle while the hub pauses; too many delay urgent messages.
     """
 
     def __init__(self, num_peers: int, pause_s: float, piece_bytes: int) -> None:
         self.piece_bytes = self._least_piece_bytes = piece_bytes
         self.patient_bytes = _PIECE_BYTES
-        """How much of patient messages may be on the way to a peer, for an urgent one to wait."""
+        """Patient messages are sent only while at most this much is on its way to the peer."""
         self.unsent_bytes = _UNSENT_BYTES
-        """What the kernel takes for a peer beyond what is on its way, to bridge our pauses."""
+        """How much the kernel buffers for a peer beyond what is on its way, to bridge pauses."""
         self._num_peers = num_peers
         self._pause_s = pause_s
         self._rates: deque[float] = deque(maxlen=16)
         self._num_bytes = 0
         self._since_s = time.monotonic()
 
-    def came(self, num_bytes: int) -> None:
+    def count(self, num_bytes: int) -> None:
         """Count bytes that have arrived."""
         self._num_bytes += num_bytes
         now = time.monotonic()
@@ -193,9 +193,9 @@ class _Peer:
         self._outgoing: list[Turn] = []  # a heap
         self._num_sent = 0
         self._piece: list[memoryview] = []
-        """What is left of the header and the bytes of the piece that is being written."""
-        self._of: Turn | None = None
-        """The message that the piece is from."""
+        """The unsent rest of the current piece: its header and its bytes."""
+        self._turn: Turn | None = None
+        """The message that the current piece belongs to."""
         self._piece_bytes = 0
         self._is_blocked = False
         self._is_waiting = False
@@ -205,12 +205,12 @@ class _Peer:
         self._spares = _Spares()
         self._listeners: dict[Conversation, Listener] = {}
         self._forgotten: set[int] = set()
-        """Groups that are closed here, of which messages may still come."""
+        """Groups that are closed on this rank; their messages may still arrive."""
         self._incoming: dict[Conversation, _Incoming] = {}
         self._header = bytearray(_HEADER.size)
         self._target = memoryview(self._header)
         self._conversation: Conversation | None = None
-        """Of the piece that is arriving; None while its header is."""
+        """The conversation of the piece that is arriving; None while its header is arriving."""
         hub.watch(sock.fileno(), select.EPOLLIN, self._on_event)
 
     def send(
@@ -223,7 +223,7 @@ class _Peer:
             self._write()
 
     def post(self, conversation: Conversation, target: memoryview, exchange: Exchange) -> None:
-        """Say where the conversation's next message goes."""
+        """Receive the conversation's next message into `target`."""
         unexpected = self._unexpected[conversation]
         if not unexpected:
             self._posted[conversation].append((target, exchange))
@@ -231,18 +231,18 @@ class _Peer:
         self._deliver(unexpected.popleft(), (target, exchange))
 
     def listen(self, conversation: Conversation, listener: Listener) -> None:
-        """Hand every message of a conversation to a listener, from the first on."""
+        """Hand every message of a conversation to a listener, also those already received."""
         self._listeners[conversation] = listener
         unexpected = self._unexpected[conversation]
         while unexpected:
-            self._hear(listener, unexpected.popleft())
+            self._hand_to(listener, unexpected.popleft())
 
-    def _hear(self, listener: Listener, message: bytearray) -> None:
+    def _hand_to(self, listener: Listener, message: bytearray) -> None:
         listener(self.rank, message)
         self._spares.give(message)
 
     def _deliver(self, message: bytearray, receive: Receive) -> None:
-        """Copy a message that came before its receive to where it was to go."""
+        """Copy a message that came before its receive to the receive's target."""
         target, exchange = receive
         self._check_length(len(message), target)
         target[:] = message
@@ -263,7 +263,7 @@ class _Peer:
             if events & select.EPOLLOUT:
                 self._write()
         except (OSError, EOFError) as error:
-            # The control connections say whether the peer is gone, and how.
+            # The control connections tell whether the peer is gone, and why.
             self.failure = str(error) or type(error).__name__
             self._hub.forget(self._sock.fileno())
 
@@ -286,7 +286,7 @@ class _Peer:
                 return
             self._piece_bytes -= sent
             if self._piece_bytes:
-                # The kernel took less than it was offered: it has enough for now.
+                # The kernel took only a part: its buffer is full.
                 while sent >= len(self._piece[0]):
                     sent -= len(self._piece.pop(0))
                 self._piece[0] = self._piece[0][sent:]
@@ -296,45 +296,45 @@ class _Peer:
         self._block(False)
 
     def _block(self, is_blocked: bool) -> None:
-        """Ask to be told when the kernel takes more, or no longer."""
+        """Start or stop asking epoll to tell when the kernel takes more bytes."""
         if is_blocked != self._is_blocked:
             self._is_blocked = is_blocked
             out = select.EPOLLOUT if is_blocked else 0
             self._hub.change(self._sock.fileno(), select.EPOLLIN | out)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._is_waiting = False
         if not self._is_blocked and self.failure is None:
             self._write()
 
     def _must_wait(self) -> bool:
-        """Say whether the kernel holds too much, sent or not, for patient messages to be added."""
+        """Say whether patient messages must wait, since the kernel holds too much for this peer."""
         fcntl.ioctl(self._sock.fileno(), termios.TIOCOUTQ, self._num_queued)
         if self._num_queued[0] <= self._pace.patient_bytes:
             return False
         if not self._is_waiting:
             self._is_waiting = True
-            self._hub.look_again(self._go_on)
+            self._hub.look_again(self._resume)
         return True
 
     def _cut_piece(self) -> None:
-        """Begin with a piece of the most urgent message."""
-        self._of = urgency, _, of = heapq.heappop(self._outgoing)
+        """Cut the next piece from the most urgent message."""
+        self._turn = urgency, _, message = heapq.heappop(self._outgoing)
         size = self._pace.patient_bytes if urgency >= PATIENT else self._pace.piece_bytes
-        piece, of.left = of.left[:size], of.left[size:]
-        header = _HEADER.pack(*of.conversation, len(piece), of.size_bytes)
+        piece, message.left = message.left[:size], message.left[size:]
+        header = _HEADER.pack(*message.conversation, len(piece), message.size_bytes)
         self._piece = [memoryview(header), piece]
         self._piece_bytes = len(header) + len(piece)
 
     def _end_piece(self) -> None:
-        assert self._of is not None
+        assert self._turn is not None
         self._piece = []
-        of = self._of[2]
-        if len(of.left):
-            heapq.heappush(self._outgoing, self._of)
+        message = self._turn[2]
+        if len(message.left):
+            heapq.heappush(self._outgoing, self._turn)
         else:
-            of.exchange.left -= 1
-        self._of = None
+            message.exchange.left -= 1
+        self._turn = None
 
     def _read(self) -> None:
         budget = _READ_AT_ONCE
@@ -350,26 +350,26 @@ class _Peer:
                 return
             if count == 0:
                 raise EOFError("the connection was closed")
-            self._pace.came(count)
-            # Less than asked for means that no more is there, so there is no need to ask again.
+            self._pace.count(count)
+            # Fewer bytes than asked for: the socket is empty, so do not ask again.
             budget = budget - count if count == num_wanted else 0
             more = count - len(self._target)
             self._target = self._target[count:]
             if more >= 0:
-                self._take()
-                # After a piece the next header has come along, or some of it.
+                self._end_part()
+                # The same read may also have brought the next header, or a part of it.
                 self._target = self._target[more:]
                 if more == _HEADER.size:
-                    self._take()
+                    self._end_part()
 
-    def _take(self) -> None:
-        """A header or a piece is complete: go on to what follows."""
+    def _end_part(self) -> None:
+        """Take in a header or piece that is complete, and set where the next bytes go."""
         if self._conversation is None:
             group, channel, num_bytes, size_bytes = _HEADER.unpack(self._header)
             self._conversation = (group, channel)
             incoming = self._incoming.get(self._conversation)
             if incoming is None:
-                incoming = self._begin(self._conversation, size_bytes)
+                incoming = self._begin_message(self._conversation, size_bytes)
             first, last = incoming.num_bytes, incoming.num_bytes + num_bytes
             if not num_bytes or last > size_bytes or size_bytes != len(incoming.target):
                 raise CommError(f"rank {self.rank} sent a piece of no message: not one of ours")
@@ -387,8 +387,8 @@ class _Peer:
                 message: Any = incoming.target.obj
                 self._keep_unexpected(conversation, message)
 
-    def _begin(self, conversation: Conversation, size_bytes: int) -> _Incoming:
-        """Find a place for a message whose first piece is here."""
+    def _begin_message(self, conversation: Conversation, size_bytes: int) -> _Incoming:
+        """Return where to put a message whose first piece has arrived."""
         if size_bytes > _LARGEST_BYTES:
             raise CommError(f"rank {self.rank} announced {size_bytes} bytes: not one of ours")
         posted = self._posted[conversation]
@@ -407,15 +407,15 @@ class _Peer:
         if conversation[0] in self._forgotten:
             self._spares.give(message)
         elif listener is not None:
-            self._hear(listener, message)
+            self._hand_to(listener, message)
         elif posted:
-            # Its receive was posted while it arrived.
+            # The receive was posted while the message arrived.
             self._deliver(message, posted.popleft())
         else:
             self._unexpected[conversation].append(message)
 
     def forget(self, group: int) -> None:
-        """Drop what has come for a group, or will come: it is closed here."""
+        """Drop messages of a group that is closed on this rank, also those still to come."""
         self._forgotten.add(group)
         tables: list[dict[Conversation, Any]] = [self._posted, self._unexpected, self._listeners]
         for table in tables:
@@ -443,7 +443,7 @@ class Streams:
         numbers: GroupNumbers | None = None,
         group: int = 0,
     ) -> None:
-        """`numbers` are for parts to share; without, this is the world's, number 0."""
+        """`numbers` are shared by all parts; None makes the streams of the world, group 0."""
         self._control = control
         self._hub = hub
         self._peers = peers
@@ -451,10 +451,10 @@ class Streams:
         self._is_part = numbers is not None
         self._numbers = numbers or GroupNumbers()
         self._windows: list[Streams] = []
-        """What windows among these ranks use."""
+        """The streams that windows of these ranks use."""
 
     def part(self, ranks: Sequence[int]) -> Streams:
-        """Return the same connections for conversations of some of the ranks."""
+        """Return streams for a group of some of the ranks, over the same connections."""
         peers = {rank: self._peers[rank] for rank in ranks if rank in self._peers}
         group = self._numbers.take(ranks)
         return Streams(self._control, self._hub, peers, self._numbers, group)
@@ -462,7 +462,7 @@ class Streams:
     def prepare(
         self, sends: Sequence[Addressed], receives: Sequence[Addressed]
     ) -> Callable[[str], None]:
-        """Prepare to send to and receive from ranks, everything at once, and wait for all of it."""
+        """Return a function that sends and receives everything at once and waits for all of it."""
         outgoing = [(self._peers[rank], bytes_of(tensor)) for rank, tensor in sends]
         incoming = [(self._peers[rank], bytes_of(tensor)) for rank, tensor in receives]
         return lambda what: self._exchange(outgoing, incoming, what)
@@ -475,12 +475,12 @@ class Streams:
         dtype: torch.dtype,
         functions: Functions,
     ) -> Window:
-        """Make a window among ranks, with conversations of its own."""
+        """Return a window among ranks, with conversations of its own."""
         part = self.part(ranks)
         self._windows.append(part)
         return NetworkWindow(part, context, ranks, num_elements, dtype, functions)
 
-    # Messages without a posted receive, at one urgency, so that they keep their order.
+    # Messages of windows: all have one urgency, so that they keep their order.
 
     def listen(self, channel: int, listener: Listener) -> None:
         """Hand every message on a channel to a listener, from whichever rank it comes."""
@@ -488,7 +488,7 @@ class Streams:
             peer.listen((self._group, channel), listener)
 
     def send(self, rank: int, channel: int, tensor: torch.Tensor) -> Exchange:
-        """Begin to send; the tensor must stay as it is until the exchange is over."""
+        """Begin to send a tensor, which must not change until the exchange is over."""
         return self._send(rank, channel, bytes_of(tensor))
 
     def send_bytes(self, rank: int, channel: int, message: bytes) -> None:
@@ -500,7 +500,7 @@ class Streams:
         return exchange
 
     def receive(self, rank: int, channel: int, tensor: torch.Tensor) -> Exchange:
-        """Say where the next message on a channel goes."""
+        """Begin to receive the next message on a channel into a tensor."""
         exchange = Exchange(1)
         exchange.waits_for[rank] += 1
         self._peers[rank].post((self._group, channel), bytes_of(tensor), exchange)
@@ -541,8 +541,8 @@ class Streams:
     def _check(
         self, late: Sequence[int], sends_to: Sequence[int], waited_s: float, what: str
     ) -> None:
-        """Raise if the wait makes no sense any more."""
-        # One that has left in good order may have sent everything before: its end of file tells.
+        """Raise if the wait cannot succeed."""
+        # A rank that left in good order may have sent everything: only its end of file is final.
         left = self._control.left
         waits_for = [
             rank for rank in late or sends_to if rank not in left or self._peers[rank].failure
@@ -580,10 +580,10 @@ def connect_streams(
             sockets[rank] = connect_to(*where, place, "data", rank, timeout_s)
         higher = {(rank, "data") for rank in range(place.rank + 1, place.size)}
         sockets |= {rank: sock for (rank, _), sock in accept_all(listener, place, higher).items()}
-    # With more peers less comes from each in a millisecond: wait for reads that are worth a call,
-    # and send pieces that are worth one.
-    crowd = max(1.0, len(sockets) / 3)
-    hub.pause_s *= crowd
-    pace = _Pace(len(sockets), hub.pause_s, int(crowd * _PIECE_BYTES))
+    # With more peers less comes from each in a millisecond: pause longer and send larger pieces, so
+    # that a system call still moves enough. The limits at the top suit 3 peers (decision 7).
+    more_peers = max(1.0, len(sockets) / 3)
+    hub.pause_s *= more_peers
+    pace = _Pace(len(sockets), hub.pause_s, int(more_peers * _PIECE_BYTES))
     peers = {rank: _Peer(rank, sock, hub, pace) for rank, sock in sockets.items()}
     return Streams(control, hub, peers)

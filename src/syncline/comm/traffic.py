@@ -12,16 +12,16 @@ class Sent(NamedTuple):
 
     channel: int
     what: str
-    """The operation's name; of a window "get", or the name of the function that was called."""
+    """The collective's name; for a window "get" or the name of the function that was called."""
     num_bytes: int
 
 
 class Traffic:
-    """What one rank has handed to its peers. The world's communicator shares it with subgroups.
+    """Counts the bytes that one rank hands to its peers, in the world and all its subgroups.
 
     Bytes are payload, without headers, notes and tokens: over a network what the rank sends, in
-    shared memory what peers read of its memory. A window's values are counted where the call is
-    made, both ways, so the sum over ranks is right. What a rank does by itself is not counted.
+    shared memory what peers read of its memory. Values of a window call are counted by the caller,
+    both ways, so the sum over ranks is right. A rank's calls to itself are not counted.
     """
 
     def __init__(self) -> None:
@@ -29,16 +29,16 @@ class Traffic:
         self._apart_bytes = 0
         self._depth = 0
         self.log: list[Sent] | None = None
-        """Set this to a list to have every collective and call of a step noted, in order."""
+        """Set this to a list to record every collective and call of a step, in order."""
 
     @property
     def step_bytes(self) -> int:
-        """What was sent in steps: all but what was sent inside `apart`."""
+        """Bytes sent in steps: all but those sent inside `apart`."""
         return self.sent_bytes - self._apart_bytes
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """Do not count as a step's what is sent inside: set-up, evaluation, saving."""
+        """Leave what is sent inside out of `step_bytes`: set-up, evaluation, saving."""
         before = self.sent_bytes
         self._depth += 1
         try:

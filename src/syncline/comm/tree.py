@@ -1,12 +1,13 @@
 """The fixed order of summation: one binary tree over the logical shards of a step.
 
 A node is a range (low, high) of shards. It splits at the largest power of two below its length,
-so the tree depends on the number of shards alone. Ranks hold contiguous ranges of shards; each
-adds up its own canonical nodes, and the owner of a strip adds the ranks' nodes, always the same
-pairs. Floating-point addition is commutative but not associative: same pairs, same bits.
+so the tree depends on the number of shards alone. Ranks hold contiguous ranges of shards. Each
+adds up the largest nodes inside its range, and the owner of a strip adds up the ranks' nodes,
+always the same pairs. Floating-point addition is commutative but not associative: same pairs, same
+bits.
 
 A sum may be taken in stages: each group of ranks first adds up its largest nodes, then the groups'
-nodes are added (`Spread.across_groups`). These are the same pairs again, whatever the groups.
+nodes are added (`Spread.across_groups`). The pairs stay the same, whatever the groups.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Spread:
         """Return how the sum is spread over groups of positions, once each has added up its own.
 
         The groups may have any shape; each position is in one of them. `nodes[k]` of the answer are
-        where the sums inside group k end (`prepare_sums`) and what it brings to the sum across.
+        the results of the sums inside group k (`prepare_sums`) and its terms in the sum across.
         """
         ends = []
         for group in groups:
@@ -106,14 +107,14 @@ class Spread:
 
     @cached_property
     def num_sums(self) -> int:
-        """How many sums a rank keeps while it adds up its shards: the most that any needs."""
+        """How many sums a rank keeps while it adds up its shards: the maximum over ranks."""
         return max(plan_leaves(nodes)[1] for nodes in self.nodes)
 
 
 def spread_over(counts: Sequence[int], order: Sequence[int], ranks: Sequence[int]) -> Spread:
     """Spread shards over ranks: `counts[k]` of them to `order[k]`, in that order.
 
-    `ranks` are given by position. Where no rank has any, there is one shard that is nobody's.
+    `ranks` are given by position. If all counts are 0, one empty shard goes to `order[0]`.
     """
     return _spread_over(tuple(counts), tuple(order), tuple(ranks))
 
@@ -127,7 +128,7 @@ def _spread_over(counts: tuple[int, ...], order: tuple[int, ...], ranks: tuple[i
         ranges[rank] = (low, low + count)
         low += count
     if not low:
-        ranges[order[0]] = (0, 1)  # its term is whatever the memory holds
+        ranges[order[0]] = (0, 1)  # no gradient is written: its term is what the memory holds
     return Spread(shards, tuple(tuple(cover((0, shards), *ranges[rank])) for rank in ranks))
 
 
@@ -142,7 +143,7 @@ def _spread_evenly(shards: int, ranks: tuple[int, ...]) -> Spread:
 class LeafPlan:
     """Where the gradient of one shard goes: to sum `into`; each merge then adds one sum to another.
 
-    `fresh` says whether the sum is overwritten or added to.
+    `fresh`: the gradient overwrites the sum; otherwise it is added.
     """
 
     into: int
@@ -153,14 +154,14 @@ class LeafPlan:
 def plan_leaves(nodes: Sequence[Node]) -> tuple[dict[int, LeafPlan], int]:
     """Plan how a rank adds up its shards, in order, into one sum per node of its own.
 
-    Returns the plan of every shard and the number of sums needed: the rank's own nodes first,
-    about log2 of the longest node more for work in progress.
+    Returns the plan of every shard and the number of sums needed: one for each of the rank's nodes,
+    then about log2 of the longest node for intermediate sums.
     """
     plans: dict[int, LeafPlan] = {}
     num_sums = len(nodes)
 
     def visit(node: Node, into: int, spare: int, fresh: bool, after: list[tuple[int, int]]) -> None:
-        """Add `node` up in sum `into`, then do the merges `after`; from `spare` on all are free."""
+        """Plan `node` into sum `into`, then the merges `after`; sums from `spare` on are free."""
         nonlocal num_sums
         num_sums = max(num_sums, into + 1)
         if node[1] - node[0] == 1:
@@ -212,8 +213,8 @@ def prepare_sum(
 ) -> Callable[[], None]:
     """Return a function that writes scale * (the tree sum of the sources) to `out`.
 
-    `out` may be one of the sources: it is written by the last addition only. Views are cut here,
-    once, so that a call does arithmetic and nothing else.
+    `out` may be one of the sources: it is written by the last addition only. Views are made here,
+    once, so that a call does arithmetic only.
     """
     adds = plan_sum(root, [node for node, _ in sources])
     num_spare = max((to + 1 - len(sources) for to, _, _ in adds[:-1]), default=0)

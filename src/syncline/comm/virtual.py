@@ -1,10 +1,10 @@
-"""Ranks in virtual time: the communicator's contract kept by one process, at the price of a model.
+"""Ranks in virtual time: the communicator's contract for many ranks in one process.
 
-A collective begins when its last member has come. What it costs are `cost.py`'s phases, paid as
-flows through the members' links, so that whatever is under way at once shares them. Then one
-sum along the fixed tree serves all members; with sizes only (`meta` memory) there is nothing to
-add. Memory that the ranks of a machine would share is one memory for the whole world here: ranks
-that hold equal parameters hold them once.
+A collective begins when its last member has come. It takes the phases of `cost.py`, as flows
+through the members' links, which collectives under way at the same time share. Then one sum along
+the fixed tree serves all members; with sizes only (`meta` memory) there is nothing to add. Memory
+that the ranks of a machine would share is one memory for the whole world here: ranks that hold
+equal parameters hold them once.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ from syncline.virtual.link import Links, Port
 
 @dataclass(eq=False)
 class Endpoint:
-    """One rank, as its communicators see it: what it does, and what it waited for, for people."""
+    """One virtual rank: its traffic, what it does and waits for, and the calls it has to serve."""
 
     rank: int
     traffic: Traffic = field(default_factory=Traffic)
     channel: int = 0
-    """Of the hook that runs: its collectives keep their order, those of others may overtake."""
+    """The channel of the hook that runs. Collectives of one channel keep their order."""
     doing: str = ""
     cause: TaskId | None = None
-    """The task that lets the present hook run."""
+    """The task after which the current hook could run."""
     waited_for: TaskId | None = None
-    """The task that let the last collective begin: its last member's cause."""
+    """The task after which the last collective could begin: the `cause` of its last member."""
     died: str = ""
     asked: dict[Asked, None] = field(default_factory=dict)
-    """What others have asked of this rank and not got yet."""
+    """Calls and gets of other ranks that this rank has not answered yet."""
     queue: deque[Callable[[], None]] = field(default_factory=deque)
-    """Calls that this rank has to serve: one after the other."""
+    """Calls that this rank serves, one after the other."""
     is_serving: bool = False
     changed: Signal | None = None
     """Set when the next call has been served."""
 
-    def look_up(self, clock: Clock) -> None:
-        """Let processes that wait for something to change look again."""
+    def notify(self, clock: Clock) -> None:
+        """Wake processes that wait in `until`, to check their condition again."""
         changed, self.changed = self.changed, Signal(clock)
         if changed is not None:
             changed.set()
@@ -93,11 +93,11 @@ class VirtualWorld:
         return rank // self.cluster.ranks_per_machine
 
     def communicator(self, rank: int) -> VirtualComm:
-        """Return the communicator of all ranks, as one of them holds it."""
+        """Return a rank's communicator of all ranks."""
         return VirtualComm(self._everybody, self.endpoints[rank])
 
     def carry(self, one: int, other: int, num_bytes: int, done: Callable[[], None]) -> None:
-        """Let a message travel from one rank to another, then call back."""
+        """Send a message from one rank to another; call `done` when it has arrived."""
         machines = self.machine_of(one), self.machine_of(other)
         if machines[0] == machines[1]:
             link, ports = self.cluster.inside, [("inside", one), ("inside", other)]
@@ -106,7 +106,7 @@ class VirtualWorld:
         self.clock.after(link.latency_s, self.links.start, ports, float(num_bytes), done)
 
     def serve(self, owner: Endpoint, call: Callable[[], None]) -> None:
-        """Let a rank serve a call when it has served those before: that may take time."""
+        """Let a rank serve a call after those before it, which may take virtual time."""
         owner.queue.append(call)
         if not owner.is_serving and not owner.died:
             owner.is_serving = True
@@ -118,16 +118,16 @@ class VirtualWorld:
         owner.is_serving = False
 
     def die(self, endpoint: Endpoint, how: str) -> None:
-        """A rank is gone: what others have asked of it will not be answered."""
+        """Let a rank die: calls to it end unanswered, and waiting ranks check again."""
         endpoint.died = how
         for pending in list(endpoint.asked):
             pending.done.set()
         endpoint.asked.clear()
         for other in self.endpoints:
-            other.look_up(self.clock)
+            other.notify(self.clock)
 
     def pay(self, group: VirtualGroup, phases: Sequence[Phase], done: Callable[[], None]) -> None:
-        """Let the time of a collective pass, phase by phase, then call back."""
+        """Let the time of a collective pass, phase by phase, then call `done`."""
         if not phases:
             done()
             return
@@ -142,7 +142,7 @@ class VirtualWorld:
 
 
 class VirtualComm:
-    """What one virtual rank holds of a group."""
+    """One virtual rank's communicator of a group."""
 
     name = "virtual"
 
@@ -155,7 +155,7 @@ class VirtualComm:
         self.size = group.size
         self.machines = group.machines
         self.num_machines = len(group.machines)
-        # As many as a real network has: layouts depend on it.
+        # As many as a real network has: the layout depends on it.
         self.num_channels = NUM_CHANNELS if self.num_machines > 1 else 1
         self.position = group.ranks.index(me.rank)
         self._num_met: Counter[int] = Counter()
@@ -215,14 +215,14 @@ class VirtualComm:
                     target.copy_(brought[root])
 
         charge = self._group.charge_broadcast(tensor.numel(), tensor.itemsize, root)
-        # Detached here: by the time it is copied the tensor may stand for another rank's memory.
+        # Detach now: when it is copied, the tensor may refer to another rank's memory.
         self._collect(charge, tensor.detach(), copy)
 
     def barrier(self) -> None:
         self._collect(self._group.charge_barrier(), None, lambda brought: None)
 
     def end_lending(self) -> None:
-        """Meet those whose real processes would read this rank's memory: its machine's."""
+        """Meet the ranks of this machine: in a real run only they read this rank's memory."""
         if self._group.shape.kind == "shared memory":
             self._meet(END_OF_LENDING, None, lambda brought: None)
         elif self._group.shape.kind == "hierarchical":
@@ -255,13 +255,13 @@ class VirtualComm:
     def _collect(
         self, charge: Charge, brings: Any, finish: Callable[[dict[int, Any]], None]
     ) -> None:
-        """Count a collective and come to it. One rank alone sends nothing."""
+        """Count a collective's bytes and join it. A rank alone sends nothing."""
         if self.size > 1:
             self.traffic.add(self.endpoint.channel, charge.what, charge.sent[self.position])
         self._meet(charge, brings, finish)
 
     def _meet(self, charge: Charge, brings: Any, finish: Callable[[dict[int, Any]], None]) -> None:
-        """Wait for all members; the last to come pays for all, and does the arithmetic for all."""
+        """Wait for all members. The last to come lets the time pass and computes for all."""
         group, me = self._group, self.endpoint
         number = (me.channel, self._num_met[me.channel])
         self._num_met[me.channel] += 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from syncline.comm.base import Partials, Strips, even_cuts, prepare_reach
+from syncline.comm.base import Partials, Strips, even_cuts, prepare_peer_sum
 from syncline.comm.cost import Phase, phases
 from syncline.comm.shape import Machines, positions_of, shape_of
 from syncline.comm.volume import Volume, stages, strip_bytes, volume_of_partials, volume_of_strips
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Charge(NamedTuple):
-    """What one collective of a group costs: time, and bytes that each rank hands to its peers."""
+    """What one collective costs: phases of time, and the bytes each rank hands to its peers."""
 
     what: str
     size_bytes: int
@@ -35,7 +35,7 @@ END_OF_LENDING = Charge("end_lending", 0, (Phase("inside", 1, 0.0),), ())
 
 @dataclass(eq=False)
 class Gathering:
-    """One collective: which positions have come, with what."""
+    """One collective: which positions have come, and what each of them passed."""
 
     charge: Charge
     done: Signal
@@ -44,7 +44,7 @@ class Gathering:
 
 
 class VirtualGroup:
-    """Some ranks that hold collectives together."""
+    """The ranks of a communicator, and what they share: memory, windows, costs of collectives."""
 
     def __init__(self, world: VirtualWorld, machines: Machines) -> None:
         self.world = world
@@ -57,15 +57,15 @@ class VirtualGroup:
             (way, world.machine_of(machine[0])) for machine in machines for way in ("out", "in")
         ]
         self.gatherings: dict[tuple[int, int], Gathering] = {}
-        """Collectives that some have come to, by channel and number."""
+        """Collectives that some but not all ranks have come to, by channel and number."""
         self.allocations: list[tuple[torch.Tensor, ...]] = []
         self.parts: dict[tuple[Machines, int], VirtualGroup] = {}
         self.windows: dict[tuple[int, int], VirtualWindow] = {}
         """Each rank's end of each window, by the window's number and the rank."""
         self._charges: dict[tuple[str, Volume], Charge] = {}
         self._known: dict[tuple[Any, ...], tuple[Charge, object]] = {}
-        """Charges by the very cuts and spread, which many ranks have in common: to hash a thousand
-        cuts for each of a thousand ranks takes seconds. They are kept, so their id is theirs."""
+        """Charges by the id of cuts and spread, which many ranks share: hashing a thousand cuts for
+        each of a thousand ranks takes seconds. Both objects are kept here, so no id is reused."""
 
     def allocate(
         self, number: int, num_elements: int, dtype: torch.dtype
@@ -111,7 +111,7 @@ class VirtualGroup:
         return self._known[key][0]
 
     def charge_broadcast(self, num_elements: int, element_bytes: int, root: int) -> Charge:
-        # It is dealt out to as many as cross: all ranks, or one of each machine.
+        # One strip for each rank that uses the network: all ranks, or one of each machine.
         is_hierarchical = self.shape.kind == "hierarchical"
         num_strips = len(self.machines) if is_hierarchical else self.size
         strips = strip_bytes(even_cuts(num_elements, num_strips), element_bytes)
@@ -132,11 +132,11 @@ class VirtualGroup:
 
 
 def whole_sum(brought: dict[int, Partials]) -> torch.Tensor:
-    """Add up everybody's partial sums, all of them at once: the same pairs as strip by strip."""
+    """Return the sum of all ranks' partial sums. It adds the same pairs as strip by strip."""
     first = brought[0]
     if "sum" not in first.plans:
         out = torch.empty_like(first.sums[0].mine)
-        first.plans["sum"] = (prepare_reach(first, 0, out.numel(), out), out)
+        first.plans["sum"] = (prepare_peer_sum(first, 0, out.numel(), out), out)
     add_up, out = first.plans["sum"]
     add_up()
     assert isinstance(out, torch.Tensor)

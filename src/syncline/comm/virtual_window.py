@@ -1,6 +1,6 @@
-"""Windows in virtual time: what they cost is the values' way there and back, shared with others.
+"""Windows in virtual time: a call takes the time of its messages there and back, on shared links.
 
-Calls to a rank are served one after the other, each for as long as what it does takes.
+A rank serves calls one after the other, each for as long as its function takes.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class VirtualWindow:
         group.windows[number, me.rank] = self
 
     def publish(self, values: torch.Tensor) -> bool:
-        # A clone, since a rank that has got the version before may still read it.
+        # A clone, since another rank may still read the previous version.
         self.published = values.clone() if values.device.type != "meta" else values
         self.version += 1
         return True
@@ -87,7 +87,7 @@ class VirtualWindow:
         self._count("get", self._published_bytes)
 
         def serve() -> None:
-            # What was published when the request came is what is sent back.
+            # The answer is what is published when the request arrives.
             values, version = owner.published, owner.version
             assert values is not None
 
@@ -116,10 +116,10 @@ class VirtualWindow:
 
         def serve() -> None:
             call = Call.of(rank, values, out, note)
-            # Not under no_grad: what is served may take virtual time, and the mode would stay on
-            # for whoever runs meanwhile. The memory that is served needs no gradient.
+            # Not under no_grad: the function may take virtual time, and the mode would then apply
+            # to the processes that run meanwhile. The memory it works on needs no gradient.
             result = owner.functions[function](call)
-            owner._me.look_up(self._world.clock)
+            owner._me.notify(self._world.clock)
             if is_mine:
                 self._answer(asked, result)
             else:

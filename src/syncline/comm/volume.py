@@ -1,12 +1,12 @@
-"""What each rank of a group sends in a collective: exchanges of bytes, as pure functions.
+"""How many bytes each rank of a group sends in a collective, stage by stage. Pure functions.
 
-The ways of the three communicators, exchange by exchange as `comm/` does them. `traffic.py` counts
-by them where nothing is sent that could be counted (shared memory, virtual time), and `cost.py`
-charges time for them, so bytes and seconds cannot disagree.
+The stages are those of the three communicators in `comm/`. Where no message is sent that could be
+counted (shared memory, virtual time), `traffic.py` counts these bytes; `cost.py` charges time for
+the same bytes.
 
-In every exchange position p hands `gives[p] * takes[q]` bytes to every other position q of its
-group. To reduce, p gives each of its partial sums and q takes the bytes of its strip. To gather, p
-gives its strip and q takes one.
+In every stage position p hands `gives[p] * takes[q]` bytes to every other position q of its
+group. In a reduce `gives` is a number of partial sums and `takes` the bytes of a strip. In a gather
+`gives` is the bytes of a strip and `takes` is 1.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ Where = Literal["inside", "across"]
 
 @dataclass(frozen=True)
 class Stage:
-    """Ranks of some groups hand bytes to each other, all at once."""
+    """One exchange: the ranks of each group hand bytes to each other, all at once."""
 
     where: Where
     """Inside machines (peers read memory) or across them (messages)."""
     groups: Machines
-    """Positions that exchange with each other. Whoever is in none takes no part."""
+    """Positions that exchange with each other. A position in no group takes no part."""
     gives: Sequence[float]
     takes: Sequence[float]
     rounds: int = 1
-    """Latencies: meetings of a machine's ranks, or messages that wait for each other."""
+    """How many latencies it takes: meetings inside a machine, or messages one after the other."""
     whole_bytes: float = 0.0
-    """The size of the vector, where every rank sends and receives: a ring can do that too."""
+    """The size of the vector if all ranks send and receive, as in a ring; else 0."""
     is_payload: bool = True
 
     def sent_by(self, position: int) -> float:
-        """Return what a position hands to its peers."""
+        """Return how many bytes a position hands to its peers."""
         if not self.is_payload:
             return 0
         for group in self.groups:
@@ -54,7 +54,7 @@ class Stage:
         return 0
 
     def sent(self) -> list[float]:
-        """Return what each position hands to its peers, in time linear in their number."""
+        """Return the bytes that each position hands to its peers, in time linear in positions."""
         found = [0.0] * len(self.gives)
         for group in self.groups if self.is_payload else ():
             takes = sum(self.takes[position] for position in group)
@@ -65,14 +65,14 @@ class Stage:
 
 @dataclass(frozen=True)
 class Volume:
-    """What a collective is about, in bytes."""
+    """The sizes of a collective's data, in bytes, and where the data lies."""
 
     strips: tuple[float, ...]
     """The size of each position's strip."""
     sums: tuple[int, ...] = ()
     """How many partial sums each position holds."""
     machine_sums: tuple[int, ...] = ()
-    """How many each machine has left, once its ranks have added up theirs."""
+    """How many partial sums each machine has after its ranks have added up theirs."""
     root: int = 0
     is_common: bool = False
     """Whether the ranks of a machine gather into one memory."""
@@ -85,10 +85,10 @@ class Volume:
 def stages(
     what: str, shape: GroupShape, volume: Volume, *, has_short_way: bool = True
 ) -> tuple[Stage, ...]:
-    """Return the exchanges of a collective, one after the other.
+    """Return the stages of a collective, in order.
 
-    With `has_short_way` what is small goes to everybody at once. A broadcast's strips are those in
-    which it is dealt out: one for each position, or for each machine where those have several.
+    With `has_short_way` a small vector is sent whole to all ranks. A broadcast of a large one sends
+    a strip to each position, or to each machine in a hierarchical group, and then gathers them.
     """
     if what not in COLLECTIVES:
         raise ValueError(f"no collective is called {what!r}; there are {', '.join(COLLECTIVES)}")
@@ -112,7 +112,7 @@ def _meeting(shape: GroupShape) -> Stage:
 
 
 def _network(what: str, everybody: Machines, volume: Volume, is_short: bool) -> tuple[Stage, ...]:
-    """Messages from rank to rank (`network.py`): strips, or everything to everybody if small."""
+    """Messages from rank to rank (`network.py`): strips, or whole vectors if small."""
     size, strips, whole = len(volume.strips), volume.strips, volume.size_bytes
     ones, to_root = _ones(size), _ones(size, volume.root)
     reduce = Stage("across", everybody, volume.sums, strips, whole_bytes=whole)
@@ -141,7 +141,7 @@ def _network(what: str, everybody: Machines, volume: Volume, is_short: bool) -> 
 def _shared_memory(
     what: str, shape: GroupShape, volume: Volume, is_short: bool
 ) -> tuple[Stage, ...]:
-    """One machine (`shared_memory.py`): an exchange is a meeting, then peers' memory is read."""
+    """One machine (`shared_memory.py`): a stage is a meeting, then ranks read peers' memory."""
     group, size, strips = shape.machines, len(volume.strips), volume.strips
     ones, to_root = _ones(size), _ones(size, volume.root)
     reduce = Stage("inside", group, volume.sums, strips)
@@ -165,7 +165,7 @@ def _shared_memory(
 def _through_scratch(
     groups: Machines, gives: Sequence[float], takes: Sequence[float]
 ) -> tuple[Stage, ...]:
-    """The root writes each piece, which takes as long as the others then take to read it."""
+    """Two stages: the root writes the pieces; the others read them, which takes as long."""
     rounds = int(-(-max(gives) // SCRATCH_BYTES))
     read = Stage("inside", groups, gives, takes, rounds)
     return replace(read, is_payload=False), read
@@ -176,7 +176,7 @@ def _hierarchical(
 ) -> tuple[Stage, ...]:
     """Several machines of several ranks (`hierarchical.py`): columns inside, then across.
 
-    There is no short way for small sums, and a reduce gives the result to all.
+    Small sums are not treated differently, and a reduce gives the result to all ranks.
     """
     machines, columns, strips = shape.machines, shape.columns, volume.strips
     num_machines, whole = len(machines), volume.size_bytes
@@ -186,7 +186,7 @@ def _hierarchical(
         tokens = [float(TOKEN_BYTES)] * size
         return meeting, Stage("across", columns, tokens, ones, is_payload=False), meeting
     if what == "broadcast":
-        # The ranks that carry the root's column cross; then each of them copies for its machine.
+        # The ranks of the root's column exchange; then each of them copies for its machine.
         column, first = divmod(volume.root, num_machines)
         carried = Volume(strips, root=first)
         across = [
@@ -217,7 +217,7 @@ def _hierarchical(
 
 
 def _spread_out(values: Sequence[float], positions: Sequence[int], size: int) -> list[float]:
-    """Give values to some positions, 0 to the others."""
+    """Return a value for each position: those given for `positions`, 0 for the others."""
     found = [0.0] * size
     for position, value in zip(positions, values, strict=True):
         found[position] = value
@@ -225,7 +225,7 @@ def _spread_out(values: Sequence[float], positions: Sequence[int], size: int) ->
 
 
 def volume_of_partials(partials: Partials, shape: GroupShape, root: int = 0) -> Volume:
-    """Say what a sum is about."""
+    """Return the volume of a sum."""
     spread = partials.spread
     machine_sums: tuple[int, ...] = ()
     if shape.kind == "hierarchical":
@@ -235,7 +235,7 @@ def volume_of_partials(partials: Partials, shape: GroupShape, root: int = 0) -> 
 
 
 def volume_of_strips(strips: Strips) -> Volume:
-    """Say what a gather is about."""
+    """Return the volume of a gather."""
     memory = strips.memory
     return Volume(strip_bytes(strips.cuts, memory.mine.itemsize), is_common=memory.is_common)
 
@@ -245,6 +245,6 @@ def strip_bytes(cuts: Sequence[int], element_bytes: int) -> tuple[int, ...]:
 
 
 def sent_bytes(found: Iterable[Stage], position: int, where: Where | None = None) -> int:
-    """Return what a position hands to its peers in all; with `where`, in those exchanges only."""
+    """Return the bytes a position hands to its peers, in all stages or in those of `where`."""
     chosen = (one for one in found if where in (None, one.where))
     return int(sum(one.sent_by(position) for one in chosen))

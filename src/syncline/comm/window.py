@@ -1,14 +1,14 @@
-"""Windows: what a rank exposes to the others, for them to get or call at any time.
+"""Windows: values and functions that a rank offers, for others to get or call at any time.
 
-A window is made by all ranks of a communicator together and then used by each alone. Each rank may
+All ranks of a communicator make a window together; then each uses it without the others. Each may
 
 - `publish` values; others `get` the latest version, whole, and learn its number;
-- offer functions by name; others `call` one with values of theirs, and get numbers back.
+- offer functions by name; others `call` one with values of their own, and get numbers back.
 
 Calls are served one after the other on the owner's comm lane, between its own hooks: a rank deep
-in backward still answers, and a function changes the owner's memory as if it were alone. So a call
-either happens wholly or not at all, also if the caller is killed in the middle. A peer that is
-gone costs calls to that peer only: they raise `PeerGone`.
+in backward still answers, and nothing else changes the owner's memory during a call. So a call
+either happens wholly or not at all, also if the caller is killed in the middle. If a peer is gone,
+only calls to that peer fail: they raise `PeerGone`.
 
 Values passed to a call, and the memory for its answer, are lent until `wait` has returned.
 """
@@ -38,12 +38,12 @@ class Call:
     """The caller's rank."""
     values: torch.Tensor | None
     out: torch.Tensor | None
-    """To be filled with the answer."""
+    """The function writes its answer here."""
     note: bytes
 
     @classmethod
     def of(cls, rank: int, values: Memory | None, out: Memory | None, note: bytes) -> Call:
-        """Make a call whose memory can be reached from here."""
+        """Return a call with the memory of `values` and `out`, on this rank."""
         mine = None if values is None else values.mine
         return cls(rank, mine, None if out is None else out.mine, note)
 
@@ -58,14 +58,14 @@ class Pending(Protocol):
     def is_over(self) -> bool: ...
 
     def wait(self) -> int:
-        """Return what the function returned, or the version that was got. Raises PeerGone."""
+        """Return the function's result, or the version of a get. Raises PeerGone."""
 
     @property
     def values(self) -> torch.Tensor:
-        """What was got, until `release`. After `wait`."""
+        """The values of a get, valid after `wait` and until `release`."""
 
     def release(self) -> None:
-        """Give back the memory that `values` lies in."""
+        """Free the memory that `values` lies in."""
 
 
 class Window(Protocol):
@@ -104,13 +104,13 @@ class Window(Protocol):
         why: Callable[[], str],
         late: Callable[[], Sequence[int]] | None = None,
     ) -> None:
-        """Wait until something is true that only calls from others can make so.
+        """Wait until `is_true`, which only calls from other ranks can change.
 
-        With `late`, the ranks that it waits for, one of them is hung if it takes too long.
+        `late` returns the ranks that it waits for: the first counts as hung after too long a wait.
         """
 
     def gone(self) -> frozenset[int]:
-        """Return the positions of ranks that are known to be gone, in whatever way."""
+        """Return the positions of ranks that are known to have died, fallen silent or left."""
 
 
 Functions = Mapping[str, Function]
@@ -139,7 +139,7 @@ class Done:
 
 
 class Lost(Done):
-    """A call to a rank that was gone already."""
+    """A call to a rank that is already gone."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(0)
@@ -149,7 +149,7 @@ class Lost(Done):
         raise PeerGone(self._rank)
 
 
-def serve_oneself(
+def call_own_function(
     functions: Functions,
     rank: int,
     function: str,
@@ -157,7 +157,7 @@ def serve_oneself(
     out: Memory | None,
     note: bytes,
 ) -> Done:
-    """Call a function of the calling rank itself: nothing travels."""
+    """Call a function that this rank itself offers: nothing is sent."""
     return Done(functions[function](Call.of(rank, values, out, note)))
 
 
@@ -165,8 +165,8 @@ def bytes_moved(*memories: Memory | None) -> int:
     return sum(one.mine.numel() * one.mine.itemsize for one in memories if one is not None)
 
 
-class Patience:
-    """Waits for peers on a hub, and finds out when that makes no sense any more."""
+class PeerWaits:
+    """Waits for peers on a hub, and raises when a peer cannot answer any more."""
 
     def __init__(self, context: Context) -> None:
         self._hub = context.hub
@@ -182,7 +182,7 @@ class Patience:
                 try:
                     self._control.check_waiting_for([rank], time.monotonic() - started, what)
                 except RankFailed:
-                    self.check(rank)  # the others go on without it
+                    self.check(rank)  # PeerGone instead, if the others go on without it
                     raise
 
     def until(
@@ -197,7 +197,7 @@ class Patience:
             self._hub.sleep(is_true)
             waited_s = time.monotonic() - started
             if late is not None and waited_s > self._control.hung_s:
-                for rank in late()[:1]:  # none, if it has come or is gone by now
+                for rank in late()[:1]:  # empty, if all have come or are gone by now
                     self._control.check_hung(rank, waited_s, why())
 
     def check(self, rank: int) -> None:
@@ -219,7 +219,7 @@ class ServedWindow:
         self._ranks = ranks
         self._position = ranks.index(context.rank)
         self._context = context
-        self._patience = Patience(context)
+        self._waits = PeerWaits(context)
         self._functions = functions
         self._numbers = {name: number for number, name in enumerate(functions)}
         self._in_order = list(functions.values())
@@ -235,8 +235,8 @@ class ServedWindow:
     ) -> Pending:
         rank = self._ranks[position]
         if position == self._position:
-            return serve_oneself(self._functions, rank, function, values, out, note)
-        if self._patience.is_gone(rank):
+            return call_own_function(self._functions, rank, function, values, out, note)
+        if self._waits.is_gone(rank):
             return Lost(rank)
         if len(note) > MAX_NOTE_BYTES:
             raise CommError(f"a note of {len(note)} bytes is too long for a window")
@@ -252,7 +252,7 @@ class ServedWindow:
     def _send(
         self, position: int, function: int, values: Memory | None, out: Memory | None, note: bytes
     ) -> Pending:
-        """Hand a call over to its owner, another rank."""
+        """Send a call to its owner, another rank."""
         raise NotImplementedError
 
     def serve(self, function: int, call: Call) -> int:
@@ -265,10 +265,10 @@ class ServedWindow:
         why: Callable[[], str],
         late: Callable[[], Sequence[int]] | None = None,
     ) -> None:
-        self._patience.until(is_true, why, late)
+        self._waits.until(is_true, why, late)
 
     def gone(self) -> frozenset[int]:
-        return self._patience.gone(self._ranks)
+        return self._waits.gone(self._ranks)
 
 
 class AloneWindow:
@@ -299,7 +299,7 @@ class AloneWindow:
         out: Memory | None = None,
         note: bytes = b"",
     ) -> Pending:
-        return serve_oneself(self._functions, self._rank, function, values, out, note)
+        return call_own_function(self._functions, self._rank, function, values, out, note)
 
     def until(
         self,
