@@ -1,4 +1,4 @@
-"""What a training script calls: three lines, and a few more for those who need them."""
+"""What a training script calls: `init`, `distribute`, `shard`, and a few more if needed."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def init(
 ) -> int:
     """Join the job that this process was started for, and return this process's rank.
 
-    Works under torchrun, `syncline run`, Slurm, and alone as a world of one. A rank that dies is
-    named by the others at once, one without a heartbeat after `silent_s`, one that others wait for
-    without progress after `hung_s`. `threads` fixes torch's intra-op threads: results depend on it.
+    Works under torchrun, `syncline run`, Slurm, and alone as a world of one. The other ranks report
+    a rank at once if it dies, after `silent_s` without a heartbeat, and after `hung_s` if they wait
+    for it without progress. `threads` fixes torch's intra-op threads: results depend on it.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -64,10 +64,10 @@ def distribute(
     Every rank starts from rank 0's parameters. `strategy` is a name, or an object with settings:
     `Gossip(GossipSettings(period=10))` from `syncline.strategies`. `shards` fixes the arithmetic
     (default: one per rank), so that any number of ranks gives the same bits. `bucket_bytes` and
-    `overlap` are chosen and logged if None. `accumulate` says how many backward passes a step may
-    have, where the first step has fewer. `private_parameters` gives each rank a copy of its own.
-    `early` allows updates during backward where that fills a network's gaps; it takes memory for
-    half the parameters.
+    `overlap` are chosen and logged if None. `accumulate` is the most backward passes of any step,
+    needed if the first step has fewer. `private_parameters` gives each rank its own copy of the
+    parameters. `early` allows updates during backward, while the network is idle; it takes memory
+    for half the parameters.
     """
     session = current_session()
     chosen = make_strategy(strategy) if isinstance(strategy, str) else strategy
@@ -116,7 +116,7 @@ def shard(loader: DataLoader[Any], *, seed: int = 0) -> FlatLoader | ServingLoad
     """Return a loader over this rank's part of the data; `batch_size` is the size of a shard.
 
     On a rank that only serves others (strategy "server" with servers) it yields nothing, and ends
-    when they have left.
+    when the others have left.
 
     Before each batch torch's generator is seeded by (seed, step, shard), so that dropout does not
     depend on the number of ranks.
@@ -131,7 +131,7 @@ def shard(loader: DataLoader[Any], *, seed: int = 0) -> FlatLoader | ServingLoad
 def shards(loader: DataLoader[Any], *, seed: int = 0) -> ShardedLoader | ServingLoader:
     """Return an iterator over steps; each step iterates over the shards that this rank computes.
 
-    On a rank that only serves others there are none.
+    On a rank that only serves others it yields no step.
     """
     session = current_session()
     replica = session.replicas[-1] if session.replicas else None
@@ -150,15 +150,15 @@ def shards(loader: DataLoader[Any], *, seed: int = 0) -> ShardedLoader | Serving
 
 
 def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
-    """Clip the step's gradients by their global norm, which is returned. Between backward and step.
+    """Clip the step's gradients by their global norm, and return that norm.
 
-    The norm is equal for any number of ranks.
+    Call it between backward and step. The norm is the same for any number of ranks.
     """
     return _replica_of(model).clip_grad_norm_(max_norm)
 
 
 def discard_gradients(model: nn.Module) -> None:
-    """Drop this step's gradients instead of taking the step. On every rank, or on none."""
+    """Drop this step's gradients instead of taking the step. Call it on every rank, or on none."""
     _replica_of(model).discard_gradients()
 
 
@@ -168,5 +168,5 @@ def optimizer_state(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 
 def load_optimizer_state(model: nn.Module, state: dict[str, dict[str, Any]]) -> None:
-    """Take over what `optimizer_state` returned, perhaps on another number of ranks."""
+    """Load what `optimizer_state` returned, perhaps on another number of ranks."""
     _replica_of(model).load_optimizer_state(state)

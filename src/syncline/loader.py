@@ -1,8 +1,8 @@
-"""Data by shard: which samples a shard of a step gets, whoever computes it.
+"""Data by shard: which samples a shard of a step gets, on whichever rank computes it.
 
 The loader's `batch_size` is the size of one shard; a step takes one batch for each shard. The
 order of samples depends on (seed, epoch) alone. Samples that do not fill a whole step are left out,
-so that all shards weigh the same.
+so that all shards have the same weight.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def epoch_order(num_samples: int, seed: int, epoch: int, *, shuffle: bool = True
 
 
 def reseed(seed: int, step: int, shard: int) -> None:
-    """Seed torch's generator for one shard of one step: dropout and whatever else forward draws."""
+    """Seed torch's generator for one shard of one step: dropout and other random forward code."""
     value = seed_for(seed, "dropout", step, shard)
     if torch.cuda.is_available():
         torch.manual_seed(value)
     else:
-        # The same without CUDA's part, which takes a millisecond and keeps a traceback each time.
+        # manual_seed without CUDA's part, which takes a millisecond and keeps a traceback.
         torch.default_generator.manual_seed(value)
 
 
@@ -58,7 +58,7 @@ class _Batches:
 
 
 class ShardedLoader:
-    """Iterates over steps; each step iterates over this rank's shards, telling the replica."""
+    """Iterates over steps; each step iterates over this rank's shards and informs the replica."""
 
     def __init__(
         self, loader: DataLoader[Any], shards: int, mine: range, replica: Replica | None, seed: int
@@ -117,7 +117,7 @@ class ShardedLoader:
             shards = self._one_step(iterator)
             yield shards
             for _ in shards:
-                pass  # a shard that the loop left out still counts in the data's order
+                pass  # skip shards that the user's loop did not take, so that data stays in order
             self._step += 1
 
     def _one_step(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -130,7 +130,7 @@ class ShardedLoader:
 
 
 class FlatLoader:
-    """The same where a rank has one shard a step: an ordinary loop over batches."""
+    """Iterates over batches, one a step, where a rank has one shard a step."""
 
     def __init__(self, steps: ShardedLoader) -> None:
         self._steps = steps
@@ -144,15 +144,15 @@ class FlatLoader:
 
 
 class ServingLoader:
-    """For a rank that only serves others: there is no data, and the loop ends when they have."""
+    """For a rank that only serves: it yields no data, and ends when all other ranks have ended."""
 
     def __init__(self, replica: Replica, others: ShardedLoader) -> None:
-        """`others` is what a rank that computes would loop over."""
+        """`others` is the loader of a rank that computes."""
         self._replica = replica
         self._others = others
 
     def __len__(self) -> int:
-        """Steps in an epoch of those who compute: schedules are made from it."""
+        """Steps in an epoch of the ranks that compute: learning-rate schedules need it."""
         return len(self._others)
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,7 +1,7 @@
-"""One rank's life in a job: who it is, how it reaches the others, and how it leaves.
+"""One rank's session in a job: it connects the rank to the others, and ends in order.
 
-`open_session` connects a rank once; everything else hangs off the session: the control connections,
-the communicator of the world, the comm lane, the replicas.
+`open_session` connects a rank once. The session holds everything else: the control connections, the
+communicator of the world, the comm lane, the replicas.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from syncline.launch.env import World, read_world
 log = logging.getLogger("syncline")
 
 MEETING_S = 60.0
-"""How long ranks wait for each other at the start: a cold file system loads torch in half of it."""
+"""How long ranks wait for each other at the start: twice the time to load torch from cold disk."""
 KINDS = ("auto", "shared_memory", "network", "torch")
-"""`network` is TCP of our own; `torch`, messages in torch.distributed's process group."""
+"""`network` is our own TCP streams; `torch` is messages in torch.distributed's process group."""
 _SIOCGIFADDR = 0x8915
 
 
 class Session:
-    """A rank that has met its peers."""
+    """A rank's connections to its peers, its comm lane and its replicas."""
 
     def __init__(self, world: World, kind: str, silent_s: float, hung_s: float) -> None:
         if kind not in KINDS:
@@ -57,7 +57,7 @@ class Session:
         self.control: Control | None = None
         self.comm: Communicator = Alone(world.rank)
         self._links = Connections()
-        self._store: Any = None  # kept: rank 0's is the one that serves the others
+        self._store: Any = None  # kept alive: rank 0's store serves the other ranks
         self._owns_group = False
         self._is_closed = False
         self._error: BaseException | None = None
@@ -83,7 +83,7 @@ class Session:
         self.comm = self._make_communicator(kind)
 
     def _join_network(self, kind: str, hung_s: float) -> Any:
-        """Return the job's store; for `torch`, join the process group or use the user's own."""
+        """Return the job's store; for `torch`, also join the process group, unless the user did."""
         import torch.distributed as dist
         from torch.distributed.rendezvous import rendezvous
 
@@ -122,7 +122,7 @@ class Session:
         return dist.distributed_c10d._get_default_store()
 
     def _find_place(self, store: Any) -> Place:
-        """Find out which ranks share this machine."""
+        """Return this rank's place, with the ranks that share its machine."""
         world = self.world
         key = world.key or b""
         if world.num_machines == 1:
@@ -167,7 +167,7 @@ class Session:
             )
         transport = self._make_transport(kind)
         everybody = Network(context, transport, range(self.world.size))
-        everybody.barrier()  # nobody leaves, and takes the store along, before all have met
+        everybody.barrier()  # rank 0 must not leave, and end the store, before all have met
         if self.world.num_machines == 1:
             return everybody
         sizes = sorted({len(members) for members in self._machines})
@@ -204,7 +204,7 @@ class Session:
         return ProcessGroup(dist.group.WORLD, self.control, device)
 
     def close(self, *, in_good_order: bool = True) -> None:
-        """Finish what is on the lane, say farewell and give everything back."""
+        """Finish the lane's work, say farewell to the peers and free everything."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -243,7 +243,7 @@ _session: Session | None = None
 
 
 def open_session(kind: str, silent_s: float, hung_s: float, world: World | None = None) -> Session:
-    """Connect this process to its job. Once."""
+    """Connect this process to its job and return the session. A second call is refused."""
     global _session
     if _session is not None:
         raise UsageError("syncline.init() was called twice. Call it once, before distribute().")

@@ -62,7 +62,7 @@ def test_moments_of_the_compute_lane_become_tasks_that_follow_one_another():
     recorder.reach(0, 7)  # at 0
     recorder.reach(1, 7)  # ends bucket 0 at 1, begins at 2
     recorder.reach(0, 7)  # a second use of an early bucket changes nothing
-    recorder.turn()  # ends bucket 1 at 3, backward begins at 4
+    recorder.begin_backward()  # ends bucket 1 at 3, backward begins at 4
     recorder.leave(1, 7)
     recorder.leave(0, 7)
     assert spans(recorder) == [
@@ -82,7 +82,7 @@ def test_time_spent_waiting_is_no_part_of_forward():
     recorder.add("comm", "gather", 1, 0, 0.5)  # until 2
     recorder.waited(1, 0, 1.0)  # until 3
     recorder.reach(1, 0)  # at 4
-    recorder.turn()
+    recorder.begin_backward()
     assert spans(recorder) == [
         ("forward", 0, 0.0, 1.0, ()),
         ("gather", 1, 0.5, 2.0, ()),
@@ -96,8 +96,8 @@ def test_moments_outside_of_forward_and_backward_are_no_tasks():
     recorder.reach(0, 0)
     recorder.leave(0, 0)
     recorder.begin_forward()
-    recorder.turn()
-    recorder.lose()
+    recorder.begin_backward()
+    recorder.drop_open_task()
     recorder.leave(0, 0)
     recorder.pause()
     assert recorder.tasks == []

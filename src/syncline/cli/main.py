@@ -25,7 +25,7 @@ app = typer.Typer(
 app.command("train", context_settings={"max_content_width": 100})(train.train)
 app.command(
     "run",
-    # What follows the script is the script's: its --ranks is not ours.
+    # Options after the script's name belong to the script: its --ranks is not ours.
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
 )(run.run)
 app.command("simulate", context_settings={"max_content_width": 100})(simulate.simulate)
@@ -81,7 +81,7 @@ def _run() -> int:
     except (typer.Abort, KeyboardInterrupt):
         return 130
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`): Python would complain once more at exit.
+        # The reader of our output has ended (`| head`). Without this Python complains at exit.
         sys.stdout = None
         return 1
     except Exception as error:

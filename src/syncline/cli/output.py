@@ -1,4 +1,4 @@
-"""How the command line speaks: errors are one line on stderr, `--debug` adds the traceback."""
+"""How the command line prints errors: one line on stderr; `--debug` adds the traceback."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _is_debug = False
 
 
 def show_tracebacks(wanted: bool) -> bool:
-    """Remember whether errors are to come with their traceback (`--debug`)."""
+    """Set whether errors are printed with their traceback (`--debug`)."""
     global _is_debug
     _is_debug = wanted
     return wanted
 
 
 def say(line: str) -> None:
-    """Print one line on stderr, in one write: several ranks may speak at once."""
+    """Print one line on stderr, in one write: several ranks may print at once."""
     sys.stderr.write(f"syncline: {printable(line)}\n")
     sys.stderr.flush()
 
 
 def report(error: SynclineError, who: str = "") -> int:
-    """Print an error raised on purpose; return the exit status it asks for."""
+    """Print one of our own errors; return its exit status."""
     if _is_debug:
         traceback.print_exception(error)
     say(f"{who}{error}")

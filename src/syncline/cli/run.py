@@ -23,7 +23,7 @@ def run(
         None, "--port", help="Where rank 0 listens.", show_default="a free port"
     ),
     go_on: bool = typer.Option(
-        False, "--go-on", help="Let the others finish when a rank dies, as long as they like."
+        False, "--go-on", help="Let the others finish when a rank dies, without a time limit."
     ),
     debug: bool = debug_option,
 ) -> None:
@@ -35,9 +35,9 @@ def run(
 
     Each rank finds its place with syncline.init(). Ctrl-C stops them all. When
     one dies the others are not killed at once: the library tells them, and they
-    end by themselves. What stands after the script is passed on to it.
+    end by themselves. Arguments after the script are passed on to it.
 
-    With --go-on, for strategies that lose a rank and go on (gossip, elastic, a
+    With --go-on, for strategies that go on when a rank dies (gossip, elastic, a
     server's workers), the status is 0 if any rank ends well.
     """
     check_ranks("--ranks", ranks)
@@ -63,6 +63,6 @@ def run(
 
 
 def check_ranks(key: str, ranks: int) -> None:
-    """Refuse what cannot be a number of ranks."""
+    """Refuse fewer than one rank."""
     if ranks < 1:
         raise ConfigError(key, f"got {ranks}", "a world has at least one rank", "Use 1 or more.")

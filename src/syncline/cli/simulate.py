@@ -1,4 +1,4 @@
-"""`syncline simulate`: how a job would go on a cluster, from the strategy's own code."""
+"""`syncline simulate`: predict a job's run on a cluster, with the strategy's own code."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def simulate(
 
 
 def _run(job: Job, cluster: Cluster, steps: int | None, *, show: bool) -> Outcome:
-    """Simulate, with a bar for people; `steps` is None to learn for all of the job's."""
+    """Simulate, with a progress bar on a terminal; `steps` None learns for all the job's steps."""
     from syncline.sim.job import simulate_job
 
     is_shown = show and sys.stderr.isatty()

@@ -109,7 +109,7 @@ def train(
         _print(summary, folder, as_json)
 
 
-# The help is made from the function's docstring: strategies that are added later appear in it.
+# Typer makes the help from the docstring: this puts the registered strategies into it.
 assert train.__doc__ is not None
 train.__doc__ = train.__doc__.replace("STRATEGY_NAMES", ", ".join(STRATEGIES))
 
@@ -126,8 +126,8 @@ def check_names(job: Job) -> None:
         samples=settings.samples,
         seed=job.run.seed,
     )
-    # How large the images are is known here only if the job says so: otherwise the ranks check,
-    # and here any size will do that no model is too deep for.
+    # If the job does not give the image size, only the ranks know it and check it. Here the size
+    # then only has to be large enough for the deepest model.
     size = job.image_size or 4096
     shape = settings.sample_shape or (3, size, size)
     models.check(job.model.name, shape, job.model.classes or 1, job.model.options)
@@ -162,7 +162,7 @@ def _ranks(job: Job, ranks: int | None, world: World) -> int:
 def _launch(
     job_file: Path, job: Job, folder: Path, as_rank: Callable[[], object], *, as_json: bool
 ) -> dict[str, Any]:
-    # stdout belongs to the one JSON object: whatever a rank prints goes to stderr then.
+    # With --json stdout has only the JSON object: what ranks print goes to stderr.
     stdout = sys.stderr.fileno() if as_json else None
     go_on = bool(job.strategy.own.may_lose(job.run.ranks))
     threads = job.run.threads

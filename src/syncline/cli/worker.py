@@ -1,8 +1,8 @@
 """One rank of `syncline train`.
 
 Our launcher forks ranks that call `work`; under torchrun `syncline train` calls it itself. A rank
-that fails names itself in one line and leaves at once, without waiting for threads that are stuck
-in C++.
+that fails prints one line with its number and ends at once, without waiting for threads that are
+stuck in C++.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ if TYPE_CHECKING:
 
 def load(threads: int) -> None:
     """Load what every rank needs, once, in the process that ranks are forked from."""
-    # Read when the libraries are loaded; and a thread of theirs would not survive the fork.
+    # OpenMP and MKL read this when they are loaded. They must start no thread before the fork.
     os.environ |= thread_environment(threads)
     import syncline.train  # noqa: F401
 
-    # A collection in a rank would write to every object that is there, and copy its page.
+    # A garbage collection in a rank would write to every loaded object, and so copy its page.
     gc.collect()
     gc.freeze()
 
 
 def work(job: Job, folder: Path, *, resume: bool, trace: Path | None = None) -> Summary:
-    """Train as the rank the environment says. Returns only if all went well."""
+    """Train as the rank that the environment names. Returns only if training succeeded."""
     world = read_world()
     rank = world.rank
     progress = progress_for(rank, sys.stderr)
     end_promptly(progress.close)
     try:
-        # Here, not above: torch takes seconds, which nobody waits for with a wrong key in the job.
+        # Imported here: torch takes seconds to load, and a wrong key in the job is found before.
         from syncline.train import train
 
         summary = train(job, folder, resume, progress, trace)
     except SynclineError as error:
         progress.close()
         is_said = isinstance(error, RankFailed) and error.is_logged
-        # Bad input is bad on every rank that our launcher starts from one folder: say it once.
+        # All ranks of our launcher read the same input: only rank 0 reports that it is bad.
         is_said_by_rank_0 = error.exit_code == 2 and rank != 0 and world.launcher == "syncline"
         if is_said or is_said_by_rank_0:
             leave(error.exit_code)

@@ -39,7 +39,7 @@ log = logging.getLogger("syncline")
 HEARTBEAT_S = 1.0
 """Short against `silent_s`, so some heartbeats may be late; one message a second costs nothing."""
 EXPLAIN_S = 5.0
-"""How long a failing rank may print its traceback before peers kill it, on busy cores too."""
+"""How long a failing rank may print its traceback before peers kill it: cores may be busy."""
 _HOW: dict[str, type[RankFailed]] = {"died": RankDied, "silent": RankSilent, "hung": RankHung}
 
 
@@ -249,7 +249,7 @@ class Control:
                         self._heard.pop(key.data, None)
                 now = time.monotonic()
                 if now - last_turn > 3 * HEARTBEAT_S:
-                    # This rank itself was frozen, so its own silence must not count against others.
+                    # This rank itself was frozen: that it missed beats does not mean silence.
                     self._heard = dict.fromkeys(self._heard, now)
                     self._processes.forget_beats()
                 self._look_for_silence()

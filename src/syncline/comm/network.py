@@ -1,8 +1,7 @@
 """Ranks on several machines: strips exchanged directly.
 
 Each rank sends every peer the strip that the peer owns and adds up what it receives in the tree's
-order. No algorithm sends fewer bytes, and the order of summation does not depend on the number of
-ranks.
+order: the fewest bytes, and an order of summation that is the same for any number of ranks.
 
 The bytes are carried by a transport: `Streams` (TCP, for processors) or `ProcessGroup`
 (torch.distributed: NCCL where the model is on GPUs).

@@ -111,8 +111,7 @@ class VirtualGroup:
         return self._known[key][0]
 
     def charge_broadcast(self, num_elements: int, element_bytes: int, root: int) -> Charge:
-        # One strip for each rank that takes part in the network's exchange: all ranks, or one of
-        # each machine.
+        # One strip for each rank that uses the network: all ranks, or one of each machine.
         is_hierarchical = self.shape.kind == "hierarchical"
         num_strips = len(self.machines) if is_hierarchical else self.size
         strips = strip_bytes(even_cuts(num_elements, num_strips), element_bytes)

@@ -1,4 +1,4 @@
-"""What is recorded of a real rank: the moments of its compute lane, told by hooks on the model."""
+"""Hooks on the model that tell a recorder when forward and backward of a real rank begin."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from syncline.perf.trace import Recorder
 
 
 def hook_moments(model: nn.Module, recorder: Recorder) -> list[Any]:
-    """Tell a recorder when forward begins and when it turns to backward; return handles."""
+    """Tell a recorder when forward begins and when backward begins; return the hooks' handles."""
 
     def begin_forward(*_: Any) -> None:
-        if torch.is_grad_enabled():  # otherwise it is no part of a step
+        if torch.is_grad_enabled():  # a forward without gradients is not part of a step
             recorder.begin_forward()
 
-    def turn(*_: Any) -> None:
+    def begin_backward(*_: Any) -> None:
         if torch.is_grad_enabled():
-            recorder.turn()
+            recorder.begin_backward()
 
     return [
         model.register_forward_pre_hook(begin_forward, prepend=True),
-        model.register_forward_hook(turn),
+        model.register_forward_hook(begin_backward),
     ]

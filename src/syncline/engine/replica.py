@@ -160,7 +160,7 @@ class Replica:
     def _build(self) -> None:
         """Lay out buckets in the order of first use and start the strategy. Every rank calls it."""
         if self._recorder is not None:
-            self._recorder.lose()
+            self._recorder.drop_open_task()
         if self.overlap or self.plan.answers_calls:
             self._lane.start_thread()
         self._lane.drain()

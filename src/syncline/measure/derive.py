@@ -1,6 +1,6 @@
-"""A workload by counting floating-point operations, without running the model.
+"""Makes a workload by counting floating-point operations, without running the model.
 
-The count knows nothing of memory and caches, so measured layers are better where there are any.
+The count ignores memory and caches, so measured layer times are better if there are any.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def derive(
     input_s: float = 0.0,
     name: str = "",
 ) -> Workload:
-    """Count a model's floating-point operations; `batch` is the samples of one forward: a shard.
+    """Return a model's workload; `batch` is the number of samples of one forward: a shard.
 
-    A layer is a module that owns parameters directly. Time goes to the layer that was the last to
-    be used for the first time: so what has no parameters counts for the layer before it, and so
-    does a second use of an earlier layer, whose time passes then and not earlier. A tied weight's
-    bytes count where it is used first. Parameters without use make layers without time at the end.
+    A layer is a module that owns parameters directly. An operation counts for the newest layer: the
+    one whose first use was last. So operations without parameters count for the layer before them,
+    and so does a second use of an earlier layer, since its time passes there. A tied weight's bytes
+    count where it is used first. Unused parameters make layers without time at the end.
 
     Convolutions and matrix products are counted, a multiplication and an addition as two. Backward
-    is counted as it runs; where it cannot run, it takes twice the time of forward. The model itself
-    is not touched: a copy without memory is run.
+    is counted by running it; if it cannot run, it takes twice the time of forward. The model itself
+    is not touched: a copy on the meta device runs.
     """
     counted = _Count(_copy_to_meta(model))
     counted.run(tuple(sample_shape), batch)
@@ -61,7 +61,7 @@ def derive(
 
 
 def _copy_to_meta(model: nn.Module) -> nn.Module:
-    """Copy a model without copying its memory; what is tied stays tied."""
+    """Return a copy of a model on the meta device; tied parameters stay tied."""
 
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
@@ -73,12 +73,12 @@ def _copy_to_meta(model: nn.Module) -> nn.Module:
 
 
 class _Count:
-    """Runs a model on the meta device and notes which layer the operations belong to."""
+    """Runs a model on the meta device and counts the operations of each layer."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._name_of: dict[int, str] = {}
-        """By a parameter's identity: the module that owns it; once used, the first that did."""
+        """By id of a parameter: the module that owns it; after use, the first that used it."""
         self._owners = []
         for name, module in model.named_modules():
             own = list(module.parameters(recurse=False))
@@ -106,7 +106,7 @@ class _Count:
         ]
 
     def sizes(self) -> Iterator[Size]:
-        """Yield the trained parameters in their order of first use, those without use last."""
+        """Yield the trained parameters in their order of first use, unused ones last."""
         named = list(self._trained.items())
         order, idle = order_of(self._order, self._has_gradient, len(named))
         for number in (*order, *idle):
@@ -122,7 +122,7 @@ class _Count:
         sample = torch.empty((batch, *sample_shape), device="meta")
         for name, module in self._owners:
             module.register_forward_pre_hook(self._make_pre_hook(name, module))
-        # The order matters: an operation is noted by the second, then counted by the first.
+        # The order matters: the second mode sees an operation first, then the counter counts it.
         with FlopCounterMode(display=False) as counter, self._noting(counter):
             try:
                 output = self._model(sample)
@@ -145,7 +145,7 @@ class _Count:
         return lambda *_: self._begin(name, own)
 
     def _begin(self, name: str, parameters: Sequence[torch.Tensor]) -> None:
-        """A layer is used; if for the first time, what follows belongs to it."""
+        """Note that a layer is used. At its first use it becomes the newest layer."""
         if name not in self._forward:
             self._forward[name] = 0
             self._spend(0)
@@ -156,16 +156,16 @@ class _Count:
                 self._size_of[name] = self._size_of.get(name, 0) + size_bytes
 
     def _spend(self, flops: int) -> None:
-        """Give operations to the newest layer, or to the first to come."""
+        """Add operations to the newest layer; those before the first layer go to that one."""
         self._before_all += flops
         if self._forward:
             self._forward[next(reversed(self._forward))] += self._before_all
             self._before_all = 0
 
     def _noting(self, counter: Any) -> Any:
-        """Make a mode that gives each operation of forward to the newest layer.
+        """Return a mode that adds each operation of forward to the newest layer.
 
-        It also sees parameters that are used without calling the module that owns them.
+        It also sees parameters that are used without calling their module.
         """
 
         count = self
@@ -185,7 +185,7 @@ class _Count:
         return Noting()
 
     def _count_backward(self, output: Any, counter: Any) -> bool:
-        """Run backward: what was done when a layer's gradient comes was done for it."""
+        """Run backward, counting for each layer up to its gradient; False if it cannot run."""
 
         newest = next(reversed(self._forward), "")
         done = 0
@@ -212,5 +212,5 @@ class _Count:
             torch.autograd.backward([value.sum() for value in floats])
         except (RuntimeError, NotImplementedError):
             return False
-        note(newest)  # what came after the last gradient
+        note(newest)  # operations after the last gradient
         return bool(floats)

@@ -1,1 +1,1 @@
-"""Time: what was done when."""
+"""Measured times: traces and the speed of steps."""

@@ -1,4 +1,4 @@
-"""How fast a rank's steps go."""
+"""The speed of a rank's steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 
 
 class Pace:
-    """Times of a rank's steps, from the end of the first one on: that one includes set-up."""
+    """Times of a rank's steps, from the end of the first: the first step includes set-up."""
 
     def __init__(self, batch: int) -> None:
         self._batch = batch

@@ -2,11 +2,11 @@
 
 A task belongs to a rank, a lane, a kind, a bucket and a step. On the compute lane tasks follow one
 another; on the comm lane several may be under way at once. `after` names the tasks whose end a
-task waited for, so a trace is a graph as well as a picture (Shi et al. 2018, arXiv 1805.03812, with
-measured times in it).
+task waited for, so a trace is also a task graph with measured times (Shi et al. 2018, arXiv
+1805.03812).
 
-The file is JSON lines: one that says what it is, then one list per task, sorted by rank and number.
-Equal traces give equal bytes.
+The file is JSON lines: a first line that names the format, then one list per task, sorted by rank
+and number. Equal traces give equal bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TaskId = tuple[int, int]
 class Task(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One piece of work on one lane. Times are seconds of one clock.
 
-    `number` counts a rank's tasks from 0. `bucket` is -1 where a task belongs to none.
+    `number` counts a rank's tasks from 0. `bucket` is -1 if the task belongs to no bucket.
     """
 
     rank: int
@@ -46,7 +46,7 @@ class Task(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     after: tuple[TaskId, ...] = ()
 
     def earlier_by(self, seconds: float) -> Task:
-        """Return the same task on a clock that began so much later."""
+        """Return the same task on a clock that began `seconds` later."""
         start_s, end_s = self.start_s - seconds, self.end_s - seconds
         return msgspec.structs.replace(self, start_s=start_s, end_s=end_s)
 
@@ -55,8 +55,8 @@ class Recorder:
     """Collects the tasks of one rank.
 
     Counting and appending are atomic, so both lanes may write. The compute lane of a real run
-    tells moments rather than tasks: `begin_forward`, `reach` for each bucket, `turn`, `leave` for
-    each bucket. Each moment ends the task before it, and each task comes after the one before it.
+    reports moments, not tasks: `begin_forward`, `reach` for each bucket, `begin_backward`, `leave`
+    for each bucket. Each moment ends the current task, and each task comes after the previous one.
     """
 
     def __init__(self, rank: int, now: Callable[[], float] = time.perf_counter) -> None:
@@ -70,7 +70,7 @@ class Recorder:
         self._bucket = -1
         self._step = 0
         self._since_s: float | None = None
-        """When the compute lane's present task began; None where it is not known."""
+        """When the compute lane's current task began; None if that is not known."""
         self._previous: tuple[TaskId, ...] = ()
 
     def add(
@@ -90,7 +90,7 @@ class Recorder:
         return number
 
     def after(self, *tasks: tuple[str, int]) -> tuple[TaskId, ...]:
-        """Name this rank's last tasks of some kinds and buckets, as far as there are any."""
+        """Return this rank's last task of each kind and bucket that has one."""
         return tuple((self.rank, self.last[task]) for task in tasks if task in self.last)
 
     # Moments of the compute lane.
@@ -101,7 +101,7 @@ class Recorder:
         self._since_s = None
 
     def reach(self, bucket: int, step: int) -> None:
-        """Forward goes on to a bucket. Going back to an earlier one begins no new task."""
+        """Note that forward uses a bucket. Using an earlier bucket again begins no new task."""
         if self._is_forward and (self._since_s is None or bucket > self._bucket):
             if bucket > self._bucket:
                 self.pause()
@@ -109,39 +109,39 @@ class Recorder:
             self._since_s = self._now()
 
     def pause(self) -> None:
-        """The compute lane is about to wait: that is no part of forward."""
+        """Note that the compute lane is about to wait, which does not count as forward."""
         if self._is_forward and self._since_s is not None:
             self.follow("forward", self._bucket, self._step, self._since_s)
             self._since_s = None
 
     def waited(self, bucket: int, step: int, start_s: float) -> None:
-        """The compute lane has waited until a bucket was gathered."""
+        """Record that the compute lane has waited until a bucket was gathered."""
         self.follow("wait", bucket, step, start_s, self.after(("gather", bucket)))
         # The time before this wait belongs to no bucket's backward: drop it.
         if self._since_s is not None:
             self._since_s = self._now()
 
-    def turn(self) -> None:
-        """Forward is over: what follows is backward."""
+    def begin_backward(self) -> None:
+        """Note that forward is over and backward begins."""
         self.pause()
         self._is_forward = False
         self._since_s = self._now()
 
     def leave(self, bucket: int, step: int) -> None:
-        """Backward is done with a bucket."""
+        """Note that backward has finished a bucket."""
         if not self._is_forward and self._since_s is not None:
             self.follow("backward", bucket, step, self._since_s)
             self._since_s = self._now()
 
-    def lose(self) -> None:
-        """What the compute lane did until now cannot be told apart: record none of it."""
+    def drop_open_task(self) -> None:
+        """Do not record the current task: it mixes work that cannot be told apart."""
         self._is_forward = False
         self._since_s = None
 
     def follow(
         self, kind: str, bucket: int, step: int, start_s: float, after: tuple[TaskId, ...] = ()
     ) -> None:
-        """Record a task of the compute lane, which comes after the one before it."""
+        """Record a task of the compute lane, after the lane's previous task."""
         number = self.add("compute", kind, bucket, step, start_s, (*self._previous, *after))
         self._previous = ((self.rank, number),)
 
@@ -152,14 +152,14 @@ class Trace(msgspec.Struct, frozen=True):
     tasks: tuple[Task, ...]
 
     def to_bytes(self) -> bytes:
-        """Write the tasks sorted by rank and number; floats as `repr` has them, so none is lost."""
+        """Return the file's bytes, sorted by rank and number; floats as `repr`, without loss."""
         rows = [FORMAT, *(msgspec.structs.astuple(task) for task in self._sorted())]
         lines = (json.dumps(row, allow_nan=False, separators=(",", ":")) for row in rows)
         return "".join(f"{line}\n" for line in lines).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, source: str = "the trace") -> Trace:
-        """Read what `to_bytes` wrote. `source` is what errors call it."""
+        """Read what `to_bytes` returned. Errors name it `source`."""
         lines = data.split(b"\n")
         if _is_other(lines[0]):
             raise ConfigError(
@@ -183,7 +183,7 @@ class Trace(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, path: str | Path) -> Trace:
-        """Read a file; ConfigError if it is damaged or no trace."""
+        """Read a file; raise ConfigError if it is damaged or not a trace."""
         try:
             data = Path(path).read_bytes()
         except OSError as error:
@@ -208,7 +208,7 @@ def _is_other(line: bytes) -> bool:
 
 
 def _check(tasks: Iterable[Task], source: str) -> None:
-    """Refuse what no run can have written."""
+    """Refuse tasks that no run can have recorded."""
     tasks = list(tasks)
     known = {(task.rank, task.number) for task in tasks}
     before: TaskId = (-1, -1)

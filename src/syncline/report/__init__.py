@@ -1,1 +1,1 @@
-"""What people see: progress while a run goes on, the result when it is over."""
+"""What is printed: progress during a run, and its result."""

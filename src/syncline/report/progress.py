@@ -1,7 +1,7 @@
 """What rank 0 shows while it trains: a live bar on a terminal, plain lines elsewhere.
 
-The training loop calls `step` after every step without thinking about cost: what is too soon to
-show is dropped after one look at the clock, and nothing here starts a thread.
+The training loop calls `step` after every step, which is cheap: a call too soon after the last
+line or refresh returns after one look at the clock. Nothing here starts a thread.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from rich.text import Text
 
 from syncline.config import Job
 
-_BAR_EVERY_S = 0.2
-_LINE_EVERY_S = 5.0
+_BAR_EVERY_S = 0.2  # looks live on a terminal
+_LINE_EVERY_S = 5.0  # keeps a log file short
 
 
 class HasJson(Protocol):
-    """A result that can be written down."""
+    """A result that can be written as JSON."""
 
     def to_json_dict(self) -> dict[str, Any]: ...
 
@@ -48,11 +48,11 @@ class Progress(Protocol):
     def finish(self, summary: HasJson) -> None: ...
 
     def close(self) -> None:
-        """Leave the terminal as it was found. Also after an error; twice does no harm."""
+        """Restore the terminal. Call it also after an error; a second call does nothing."""
 
 
 def progress_for(rank: int, stream: TextIO) -> Progress:
-    """Choose what this rank shows on `stream`: only rank 0 shows anything."""
+    """Return the progress display of this rank: only rank 0 shows anything."""
     if rank != 0:
         return SilentProgress()
     return BarProgress(stream) if stream.isatty() else LineProgress(stream)
@@ -82,7 +82,7 @@ class SilentProgress:
 
 
 class LineProgress:
-    """Plain lines: the first step, the last, and one every few seconds in between."""
+    """Plain lines: for the first step, the last, and one every few seconds in between."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -187,13 +187,13 @@ class BarProgress:
     def _open(self, total: int) -> None:
         self._task = self._bar.add_task("", total=total, figures="", left="")
         self._bar.start()
-        # A rank that is killed cannot show the cursor again: never hide it.
+        # rich hides the cursor, and a killed rank could not show it again: show it now.
         self._console.show_cursor(True)
         self._is_open = True
 
 
 class _Pace:
-    """Estimates the time left from the steps of this process (a resumed run starts late)."""
+    """Estimates the time left from this process's steps only: a resumed run begins at step > 0."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -212,7 +212,7 @@ class _Pace:
 
 
 def headline(job: Job) -> str:
-    """Say in one line what is trained, on what and how."""
+    """Return one line that says what is trained, on which data and how."""
     ranks, shards = job.run.ranks, job.strategy.shards or job.run.ranks
     return (
         f"{job.model.name} on {job.data.name}: {job.strategy.name}, {_count(ranks, 'rank')},"
@@ -221,13 +221,13 @@ def headline(job: Job) -> str:
 
 
 def evaluation_line(step: int, loss: float, accuracy: float | None) -> str:
-    """Say what an evaluation found."""
+    """Return the progress line of an evaluation."""
     right = "" if accuracy is None else f"  accuracy {accuracy:.2%}"
     return f"evaluated at step {step}:  loss {loss:.4f}{right}"
 
 
 def duration(seconds: float) -> str:
-    """Write a time span the way people read it: 41s, 3m 20s, 2h 05m."""
+    """Return a time span in short form: 41s, 3m 20s, 2h 05m."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole}s"

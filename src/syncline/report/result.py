@@ -1,4 +1,4 @@
-"""The result of a run, readable: a short table and where the run folder is."""
+"""Prints the result of a run: a short table, and the path of the run folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-# What a summary is read for, in this order; further entries are in summary.json.
+# The entries that are printed, in this order; all entries are in summary.json.
 _SHOWN: dict[str, tuple[str, Callable[[Any], str]]] = {
     "steps": ("steps", lambda value: f"{value:,}"),
     "loss": ("loss", lambda value: f"{value:.4f}"),
@@ -21,7 +21,7 @@ _SHOWN: dict[str, tuple[str, Callable[[Any], str]]] = {
 
 
 def print_result(summary: Mapping[str, Any], folder: Path, console: Console) -> None:
-    """Print the figures of a summary that people look for, and the run folder."""
+    """Print the most important figures of a summary, and the run folder."""
     rows = {
         label: written(summary[key])
         for key, (label, written) in _SHOWN.items()
@@ -30,5 +30,5 @@ def print_result(summary: Mapping[str, Any], folder: Path, console: Console) -> 
     rows["run folder"] = str(folder)
     width = max(map(len, rows))
     for label, value in rows.items():
-        # Not a rich table: in a narrow window it cuts the hash and the path, made to be copied.
+        # Not a rich table: in a narrow window that would cut the hash and the path.
         console.print(Text.assemble((f"{label:<{width}}  ", "bold"), value), soft_wrap=True)

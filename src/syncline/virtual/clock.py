@@ -1,8 +1,8 @@
 """The virtual clock: a heap of (time, sequence number), and processes that sleep on it.
 
-A process is a greenlet written as if it were alone: `sleep` and `Signal.wait` switch to whoever is
-next. What happens at the same time happens in the order in which it was asked for, so the same
-program gives the same order, always.
+A process is a greenlet, plain blocking code: `sleep` and `Signal.wait` switch to the next process.
+Events at the same time happen in the order in which they were scheduled, so the same program always
+gives the same order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from syncline.errors import DeadlockError
 
 
 class Process:
-    """Something that goes on in virtual time. `waits_for` says, for people, what stops it."""
+    """A process in virtual time. `waits_for` returns what it waits for, for error messages."""
 
     def __init__(self, name: str, body: greenlet.greenlet) -> None:
         self.name = name
@@ -36,7 +36,7 @@ class Clock:
         self._main: greenlet.greenlet | None = None
 
     def at(self, time_s: float, call: Callable[..., Any], *args: Any) -> None:
-        """Call back at a time, which must not lie in the past."""
+        """Call `call` at a time, which must not lie in the past."""
         if time_s < self.now_s:
             raise ValueError(f"{time_s} s has passed: it is {self.now_s} s")
         self._num_asked += 1
@@ -46,26 +46,26 @@ class Clock:
         self.at(self.now_s + delay_s, call, *args)
 
     def spawn(self, name: str, function: Callable[..., Any], *args: Any) -> Process:
-        """Begin a process, now, after what was asked for before."""
-        body = greenlet.greenlet(function, parent=self._main)  # None: whoever will call `run`
+        """Begin a process now, after everything already scheduled for now."""
+        body = greenlet.greenlet(function, parent=self._main)  # None: the caller of `run`
         process = self._processes[body] = Process(name, body)
-        self.at(self.now_s, self._go_on, process, *args)
+        self.at(self.now_s, self._resume, process, *args)
         return process
 
     def kill(self, process: Process) -> None:
-        """End a process where it stands."""
+        """End a process: it never resumes."""
         self._processes.pop(process.body, None)
 
     def sleep(self, seconds: float) -> None:
         """Let virtual time pass, inside a process."""
         process = self._current()
-        self.after(seconds, self._go_on, process)
+        self.after(seconds, self._resume, process)
         self._switch_away()
 
     def run(self) -> None:
-        """Let everything happen; return when nothing is left to do.
+        """Run all events; return when none is left.
 
-        Raises DeadlockError if processes are left that wait for what can no longer come.
+        Raises DeadlockError if processes still wait then.
         """
         self._main = greenlet.getcurrent()
         heap = self._heap
@@ -77,7 +77,7 @@ class Clock:
             lines = [f"{process.name}: {process.waits_for()}" for process in stuck]  # type: ignore[misc]
             raise DeadlockError(self.now_s, lines)
 
-    def _go_on(self, process: Process, *args: Any) -> None:
+    def _resume(self, process: Process, *args: Any) -> None:
         if process.body in self._processes:
             process.waits_for = None
             process.body.switch(*args)
@@ -93,12 +93,12 @@ class Clock:
 
 
 class Signal:
-    """Something that happens, for which processes wait."""
+    """An event that processes can wait for."""
 
     __slots__ = ("_clock", "_is_set", "_waiting", "_whose")
 
     def __init__(self, clock: Clock, whose: str = "") -> None:
-        """`whose` is put before the reasons that `wait_for` is given."""
+        """`whose` is put before the reason that `wait_for` gets."""
         self._clock = clock
         self._whose = whose
         self._waiting: list[Process] = []
@@ -119,10 +119,10 @@ class Signal:
         waiting, self._waiting = self._waiting, []
         clock = self._clock
         for process in waiting:
-            clock.at(clock.now_s, clock._go_on, process)
+            clock.at(clock.now_s, clock._resume, process)
 
     def wait(self, why: Callable[[], str]) -> None:
-        """Wait inside a process; `why` says for people what for, should it never happen."""
+        """Wait inside a process; if the signal never comes, the error message has `why()`."""
         if not self._is_set:
             process = self._clock._current()
             process.waits_for = why
@@ -130,5 +130,5 @@ class Signal:
             self._clock._switch_away()
 
     def wait_for(self, why: Callable[[], str]) -> None:
-        """Wait inside a process, for a reason that does not say whose it is."""
+        """Wait inside a process; the reason in the error message begins with `whose`."""
         self.wait(lambda: self._whose + why())

@@ -1,12 +1,12 @@
 """Links: messages are flows, and flows share the ports they go through max-min fairly.
 
-Max-min fair means: no flow can get more without taking from one that has no more than it. The
+Max-min fair means: a flow can get more only by taking from a flow that has no more than it. The
 rates are found by progressive filling (Bertsekas and Gallager, "Data Networks", section 6.5.2):
-all rates rise together until a port is full; the flows through it stay at that, the others go on.
+all rates rise together until a port is full; its flows stay at that rate, the others rise on.
 
-Rates are worked out anew when a flow begins or ends or a port changes, once for all that happens
-at the same time, and only for flows that are joined by common ports. Between that every flow runs
-at a constant rate, so the clock is asked only for ends.
+Rates are computed again when a flow begins or ends or a port changes, once for all changes at the
+same time, and only for flows that share ports, directly or through others. Between changes every
+flow has a constant rate, so only the ends of flows are events on the clock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Port:
         self.key = key
         self.rate = rate
         self.routes: dict[_Route, None] = {}
-        # While rates are worked out: what the flows whose rate is known leave, and for how many.
+        # While rates are computed: the rate left for flows that still rise, and their number.
         self.left = 0.0
         self.num_rising = 0
 
@@ -77,12 +77,12 @@ class Links:
         self._num_rate_changes = 0
         self._ends: list[tuple[float, int, _Flow]] = []
         self._touched: dict[_Route, None] = {}
-        self._next_turn_s = math.inf
+        self._next_update_s = math.inf
         self.on_change: Callable[[], None] | None = None
-        """Called whenever rates have been worked out."""
+        """Called whenever rates have been computed."""
 
     def start(self, ports: Sequence[Port], num_bytes: float, done: Callable[[], None]) -> None:
-        """Send bytes through all ports at once; the clock calls `done` when the last is through.
+        """Send bytes through all ports at once; the clock calls `done` when all have passed.
 
         Each port carries all of `num_bytes`.
         """
@@ -99,14 +99,14 @@ class Links:
         self._num_alive += 1
         route.flows[_Flow(self._num_started, route, num_bytes, done, now_s)] = None
         self._touched[route] = None
-        self._turn_by(now_s)
+        self._update_by(now_s)
 
     def set_rate(self, port: Port, rate: float) -> None:
         """Change what a port can carry, from now on; flows under way speed up or slow down."""
         self._ports[port].rate = _checked(port, rate)
         self._num_rate_changes += 1
         self._touched.update(self._ports[port].routes)
-        self._turn_by(self._clock.now_s)
+        self._update_by(self._clock.now_s)
 
     def load(self, port: Port) -> float:
         """Return how many bytes a second the port carries now."""
@@ -132,36 +132,36 @@ class Links:
             self._routes[keys] = route
         return route
 
-    def _turn_by(self, time_s: float) -> None:
-        """See to it that `_turn` is called at this time, if not before."""
-        if time_s < self._next_turn_s:
-            self._next_turn_s = time_s
-            self._clock.at(time_s, self._turn)
+    def _update_by(self, time_s: float) -> None:
+        """Schedule `_update` at this time, unless it is scheduled earlier."""
+        if time_s < self._next_update_s:
+            self._next_update_s = time_s
+            self._clock.at(time_s, self._update)
 
-    def _turn(self) -> None:
-        """End what ends now; or, if nothing does, work out the rates of what was touched."""
+    def _update(self) -> None:
+        """End the flows that end now; if there are none, compute the rates that changed."""
         now_s = self._clock.now_s
-        if now_s >= self._next_turn_s:
-            self._next_turn_s = math.inf
+        if now_s >= self._next_update_s:
+            self._next_update_s = math.inf
         ended = self._take_ended()
         if ended:
-            # What ends often makes another begin at once: take the next turn after that.
-            self._next_turn_s = now_s
+            # The end of a flow often begins another at once: compute rates only after that.
+            self._next_update_s = now_s
             for flow in ended:
                 flow.done()
-            self._clock.at(now_s, self._turn)
+            self._clock.at(now_s, self._update)
             return
         if self._touched:
             self._refill()
             if self.on_change is not None:
                 self.on_change()
-        if len(self._ends) > 2 * self._num_alive + 64:
+        if len(self._ends) > 2 * self._num_alive + 64:  # mostly stale entries: drop those
             self._ends = [entry for entry in self._ends if entry[0] == entry[2].end_s]
             heapq.heapify(self._ends)
         while self._ends and self._ends[0][0] != self._ends[0][2].end_s:
             heapq.heappop(self._ends)
         if self._ends:
-            self._turn_by(self._ends[0][0])
+            self._update_by(self._ends[0][0])
 
     def _take_ended(self) -> list[_Flow]:
         ended = []
@@ -218,7 +218,7 @@ def _checked(port: Port, rate: float) -> float:
 
 
 def _joined(first: _Route) -> list[_Route]:
-    """Return the routes in use that common ports join to this one, directly or through others."""
+    """Return the routes in use that share ports with this one, directly or through others."""
     joined = [first]
     seen: set[_Route | _Port] = {first}
     for route in joined:
@@ -232,10 +232,10 @@ def _joined(first: _Route) -> list[_Route]:
 
 
 def _fill(routes: list[_Route]) -> None:
-    """Give each route the rate of its flows, by progressive filling.
+    """Set the rate of each route's flows, by progressive filling.
 
-    What a port can give to each flow still rising only grows while others fill up, so an old value
-    in the heap is never too high, and the least that is still true is the next port to be full.
+    A port's share for each flow that still rises only grows while other ports fill up. So an old
+    share in the heap is never too high, and the smallest one that is current is the next port full.
     """
     ports: dict[_Port, None] = {}
     for route in routes:
