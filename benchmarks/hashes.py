@@ -3,7 +3,7 @@
 `python -m benchmarks.hashes --against REV` trains a fixed list of small jobs with both versions'
 command lines and compares the hashes of the weights: with the other version's, and with the other
 runs of the same job in this version. The exit status is 1 if a synchronous run differs or fails.
-Strategies whose ranks part are run in virtual time, where they are repeatable; they are shown and
+Asynchronous strategies are run in virtual time, where they are repeatable; they are shown and
 do not count. A strategy that the other commit does not know is compared within this version only.
 """
 
@@ -48,7 +48,7 @@ class Row:
     this: Outcome
     other: Outcome | None
     job_sha256: str | None
-    """What the other runs of the job have in this version; None where ranks part."""
+    """What the other runs of the job have in this version; None with an asynchronous strategy."""
 
     @property
     def is_equal(self) -> bool:

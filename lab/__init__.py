@@ -1,6 +1,6 @@
 """Several machines on one: network namespaces with shaped links.
 
-An instrument for Syncline's makers. Unmodified programs run in it as they would on a cluster:
+For developers of Syncline. Unmodified programs run in it as they would on a cluster:
 
     with Lab(machines=4, rate="1gbit") as lab:
         jobs = lab.torchrun(["train.py"], ranks=2)

@@ -115,5 +115,5 @@ def test_what_has_changed_of_a_strategys_own_settings_is_named():
     assert list(what_changed(job(), job(strategy__server__max_staleness=3))) == [
         ("strategy.server.max_staleness", "none", 3)
     ]
-    # Where ranks part, shards fix no arithmetic.
+    # With an asynchronous strategy shards fix no arithmetic.
     assert list(what_changed(job(), job(strategy__shards=8))) == []

@@ -260,7 +260,7 @@ def test_what_holds_for_every_run(
 @pytest.mark.parametrize(
     ("jitter", "expected"),
     [
-        # Harmonic numbers, and numeric order statistics: cost-models.md 3.7.
+        # Harmonic numbers, and numeric order statistics.
         (Jitter(kind="exponential"), {8: 2.7179, 32: 4.0585, 128: 5.4331}),
         (Jitter(kind="exponential", shift=0.9), {8: 1.1718, 32: 1.3058, 128: 1.4433}),
         (Jitter(kind="lognormal", sigma=0.2), {8: 1.313, 32: 1.490, 128: 1.653}),

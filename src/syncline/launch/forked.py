@@ -1,7 +1,7 @@
 """A rank that is a fork of the launching process: it does not load torch again.
 
-Loading torch takes two to five seconds of processor time; for eight ranks on two cores that is up
-to twenty seconds before the first step, and the private memory of eight interpreters. A fork takes
+Loading torch takes seconds of processor time: for eight ranks on two cores ten seconds or more
+before the first step, and the private memory of eight interpreters (decision 11). A fork takes
 milliseconds and shares the pages. A fork has no threads but the one that forked: the launching
 process must have no others, and must not have touched a GPU.
 """

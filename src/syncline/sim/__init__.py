@@ -1,1 +1,1 @@
-"""Time that is computed instead of waited for: the clock, the links, faults and jitter."""
+"""Runs on the virtual clock: a workload's compute lanes, the learner's arithmetic, the result."""
