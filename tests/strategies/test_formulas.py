@@ -52,7 +52,7 @@ def step_s(layers, ranks, latency_s, strategy, **more):
 
 
 def wait_free_s(layers, exchange_s):
-    """Shi et al. 2018, wait-free backpropagation: tau_c[l] = max(tau_c[l + 1] + t_c[l + 1], tau_b[l] + t_b[l])."""
+    """Shi et al. 2018: tau_c[l] = max(tau_c[l + 1] + t_c[l + 1], tau_b[l] + t_b[l])."""
     backward_end = sum(layer[1] for layer in layers)
     wire_end = 0.0
     for size, _, backward_s in reversed(layers):
@@ -122,7 +122,7 @@ def test_a_synchronous_server_on_all_ranks(seed):
 
 @every_seed
 def test_one_dedicated_synchronous_server(seed):
-    """A parameter server's port: n workers push and pull S bytes each through one port, 2 n S / rate."""
+    """n workers push and pull S bytes each through one port, 2 n S / rate."""
     layers, workers, latency_s = draw_case(seed)
     idle = [(size, 0.0, 0.0) for size, _, _ in layers]
     size_bytes = sum(layer[0] for layer in layers)
