@@ -194,7 +194,7 @@ class RankLearner:
         return encode(
             [number in with_gradient for number in range(len(self._learning.first))],
             has_changed_buffers=self._buffers.has_changed_others,
-            is_spoilt=False,
+            is_early_invalid=False,
             step_s=0.0,
             losses=self._losses,
             settings=told_to_servers(self._share, settings, self._buffers.counts()),
@@ -207,9 +207,9 @@ class RankLearner:
             self._norm = Norm(rank.slots, rank.buckets, self._share.step.comm)
         self._norm.clip(limit)
 
-    def hear_counts(self, told: Sequence[float]) -> None:
+    def load_counts(self, told: Sequence[float]) -> None:
         self.borrow()
-        self._buffers.hear_counts(told)
+        self._buffers.load_counts(told)
 
     def end_step(self, comm: Communicator, others_changed: bool) -> Iterator[None]:
         """Take over everybody's buffers.

@@ -99,7 +99,7 @@ class Learner(Protocol):
     def end_step(self, comm: Communicator, others_changed: bool) -> Iterator[None]:
         """Take over everybody's buffers."""
 
-    def hear_counts(self, told: Sequence[float]) -> None:
+    def load_counts(self, told: Sequence[float]) -> None:
         """Take over how many batches norm layers have seen, on a rank that only serves."""
 
 

@@ -35,5 +35,5 @@ class SizesOnly:
     def end_step(self, comm: Communicator, others_changed: bool) -> Iterable[None]:
         return ()
 
-    def hear_counts(self, told: Sequence[float]) -> None:
+    def load_counts(self, told: Sequence[float]) -> None:
         pass
