@@ -22,11 +22,11 @@ def run_timed(size, machines, work):
     world = VirtualWorld(clock, cluster_, learns=True, algorithm="direct")
     results = {}
 
-    def live(rank):
+    def run(rank):
         results[rank] = work(world.communicator(rank), clock)
 
     for rank in range(size):
-        clock.spawn(f"rank {rank}", live, rank)
+        clock.spawn(f"rank {rank}", run, rank)
     clock.run()
     return [results[rank] for rank in range(size)]
 

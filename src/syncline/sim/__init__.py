@@ -1,1 +1,1 @@
-"""Time that is computed instead of waited for: the clock, the links, faults and jitter."""
+"""Simulation: all ranks of a job in one process, on the virtual clock."""
