@@ -72,12 +72,12 @@ def test_collectives_of_two_channels_may_overtake_each_other():
         found = []
         for channel in (1, 2) if comm.position else (2, 1):
             comm.endpoint.channel = channel
-            clock.spawn(f"channel {channel}", bring, comm, channel, found)
+            clock.spawn(f"channel {channel}", broadcast_on, comm, channel, found)
             clock.sleep(0.1)
         clock.sleep(5.0)
         return found
 
-    def bring(comm, channel, found):
+    def broadcast_on(comm, channel, found):
         tensor = torch.tensor([float(channel)])
         comm.broadcast(tensor, 0)
         found.append((channel, tensor.item()))
