@@ -34,7 +34,7 @@ Group = tuple[int, ...]
 
 @dataclass(frozen=True)
 class World:
-    """The ranks of a job, as far as a plan may depend on them."""
+    """The ranks of a job by machine: all that a plan may depend on."""
 
     machines: tuple[Group, ...]
 
