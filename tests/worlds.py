@@ -46,11 +46,11 @@ def run_virtual(size, work, machines=1):
     )
     results = {}
 
-    def live(rank):
+    def run(rank):
         results[rank] = work(world.communicator(rank))
 
     for rank in range(size):
-        clock.spawn(f"rank {rank}", live, rank)
+        clock.spawn(f"rank {rank}", run, rank)
     clock.run()
     # Through JSON, as results of real ranks come.
     return json.loads(json.dumps([results[rank] for rank in range(size)]))

@@ -1,8 +1,8 @@
 """Checkpoints: one safetensors file that holds everything, written atomically, never unpickled.
 
 Parameters, buffers and optimizer state are stored whole, by name, so that any number of ranks can
-go on from them. A digest over all of it tells damage; the job inside tells whose it is. A file that
-cannot be used is refused with one line and left alone.
+resume from them. A digest over all of it shows damage; the job inside shows which run it belongs
+to. A file that cannot be used is refused with a one-line error and not changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from syncline.files import replacing
 
 FORMAT = 1
 KEEP = 2
-"""Checkpoints that stay in a folder: the last, and one more should the last be damaged."""
+"""How many checkpoints stay in a folder: the last, and one more in case the last is damaged."""
 _PATTERN = "step-*.safetensors"
 
 
@@ -34,7 +34,7 @@ class _Meta(msgspec.Struct, forbid_unknown_fields=True):
     job: str
     digest: str
     plain: dict[str, dict[str, Any]]
-    """Optimizer state that is no tensor: parameter -> key -> value."""
+    """Optimizer state that is not a tensor: parameter -> key -> value."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
                 plain.setdefault(name, {})[key] = value
     for name, tensor in checkpoint.strategy.items():
         tensors[f"strategy/{name}"] = tensor
-    # Own memory for each: tied weights may share it, and safetensors stores no sharing.
+    # Copy each tensor: tied weights may share memory, which safetensors refuses.
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
     meta = _Meta(FORMAT, checkpoint.step, job_to_toml(checkpoint.job), digest_of(tensors), plain)
     folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint; CheckpointError if it is damaged or not one of ours."""
+    """Read a checkpoint; raise CheckpointError if it is damaged or not from Syncline."""
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get("syncline")

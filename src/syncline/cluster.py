@@ -1,7 +1,7 @@
-"""A cluster: facts about hardware, as few as the model of time needs.
+"""A cluster: the few facts about hardware that a simulation needs.
 
-Machines are equal and so are their ranks. Rates are what can be achieved, not what is printed on
-the box. A preset is one rank alone; `cluster_of` makes as many of it as a job asks for.
+All machines are equal, and all ranks. Rates are achievable ones, not nominal ones. A preset
+describes one rank on one machine; `cluster_of` makes a cluster with a job's number of ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """A message of n bytes takes latency_s + n / rate_bytes_per_s if nobody shares the link."""
+    """A message of n bytes takes latency_s + n / rate_bytes_per_s if it has the link alone."""
 
     latency_s: float
     rate_bytes_per_s: float
@@ -30,15 +30,15 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     machines: int
     ranks_per_machine: int
     network: Link
-    """A machine's one way out and one way in: all its ranks share them, each way by itself."""
+    """A machine's full-duplex link to the network, which all its ranks share."""
     inside: Link
-    """Between ranks of a machine; the rate is what one rank reaches."""
+    """Between ranks of a machine; the rate is that of one rank."""
     flops_per_s: float
-    """What one rank computes in convolutions and matrix products."""
+    """A rank's rate in convolutions and matrix products."""
     update_bytes_per_s: float
-    """How many bytes of parameters a rank's optimizer gets through in a second."""
+    """How many bytes of parameters a rank's optimizer updates in a second."""
     cores: int | None = None
-    """Of a machine; None for as many as it has ranks."""
+    """Cores of a machine; None for as many as it has ranks."""
 
     @property
     def ranks(self) -> int:
@@ -46,9 +46,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _of_cpus(latency_s: float, rate_bytes_per_s: float) -> Cluster:
-    """Put one rank on one core of a commodity machine.
+    """Return a cluster of one rank on one core of a commodity machine.
 
-    Measured on such a core: it copies 8 and adds 6.8 GB/s of result. Arithmetic is assumed.
+    Measured on such a core: copies write 8 GB/s, sums 6.8 GB/s. `flops_per_s` is assumed.
     """
     return Cluster(
         machines=1,
@@ -67,8 +67,8 @@ PRESETS: dict[str, Cluster] = {
     "10gbit": _of_cpus(30e-6, 1.12e9),
     # Both assumed: 93 to 97 % of 3.125 GB/s, and kernel TCP takes 15 to 30 us.
     "25gbit": _of_cpus(20e-6, 2.97e9),
-    # Both assumed: 93 to 97 % of 12.5 GB/s, and RoCE takes 2 to 5 us. TCP comes nowhere near:
-    # gloo's issue 248 has 1.07 GB/s for one core on 40 Gbit/s.
+    # Both assumed: 93 to 97 % of 12.5 GB/s, and RoCE takes 2 to 5 us. TCP is far slower: gloo's
+    # issue 248 has 1.07 GB/s for one core on 40 Gbit/s.
     "100gbit": _of_cpus(4e-6, 11.9e9),
 }
 
@@ -108,7 +108,7 @@ def cluster_of(settings: ClusterSettings, ranks: int, machines: int | None = Non
 def conditions_of(
     settings: ClusterSettings, seed: int, faults: tuple[Fault, ...] = ()
 ) -> Conditions:
-    """Say what goes wrong in a run on that cluster. `Conditions.check` wants to see its size."""
+    """Return the faults, jitter and slow ranks of a run; `Conditions.check` needs its size too."""
     return Conditions(
         faults=(*settings.faults, *faults),
         jitter=Jitter(

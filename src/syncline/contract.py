@@ -4,9 +4,9 @@ A strategy says what happens to one bucket between two moments: its gradient has
 (backward), and its parameters are about to be read (next forward). It has six methods.
 
 First it plans, as a pure function: which parameters are treated alike, which ranks add up their
-gradients, who updates what, in whose memory, and where buckets end. Then its hooks run on the comm
-lane, bucket by bucket, as blocking, straight-line code. Which clock the lane follows, real or
-virtual, and over which wires messages go is the engine's business.
+gradients, which ranks update what, in which memory, and where buckets end. Then its hooks run on
+the comm lane, bucket by bucket, as blocking, straight-line code. The engine chooses the clock (real
+or virtual) and the way messages are sent; a strategy does not know them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from syncline.engine.state import State
 
 Group = tuple[int, ...]
-"""Some of the world's ranks, in ascending order."""
+"""A group of the world's ranks, in ascending order."""
 
 
 @dataclass(frozen=True)
 class World:
-    """The ranks of a job, as far as a plan may depend on them."""
+    """The ranks of a job by machine: all that a plan may depend on."""
 
     machines: tuple[Group, ...]
 
@@ -58,18 +58,18 @@ class Family:
     """Parameters that are treated alike."""
 
     groups: tuple[Group, ...]
-    """All ranks of the world, in groups that share none. The ranks of a group hold one set of these
-    parameters and add up their gradients, each group by itself."""
+    """All ranks of the world, in disjoint groups. The ranks of a group hold the same values of
+    these parameters and add up their gradients, each group by itself."""
     updates: Literal["strips", "each"] = "strips"
-    """Who runs the optimizer: the owner of each strip on that strip, and `before_use` gathers the
-    strips; or every rank on everything."""
+    """Which rank runs the optimizer. "strips": the owner of each strip, on that strip, and
+    `before_use` gathers the strips. "each": every rank, on everything."""
     owners: frozenset[int] | None = None
     """The ranks that own strips; None for all."""
     memory: Literal["common", "private"] = "common"
     """Whether ranks of a machine share one copy of the parameters."""
     buckets: BucketRule = BY_SIZE
     parameters: frozenset[int] | None = None
-    """Their numbers; None for all that no family before this one names."""
+    """The parameters' numbers; None for all that no earlier family names."""
 
     def __post_init__(self) -> None:
         if self.memory == "common" and self.updates == "each":
@@ -90,11 +90,11 @@ class Plan:
     shards: tuple[range, ...]
     """By rank: the shards of a step that it computes; none on a rank that only serves others."""
     overlap: bool | None = None
-    """Whether the exchange runs beside compute; None for what suits the model's size."""
+    """Whether the exchange overlaps compute; None: the engine decides by the model's size."""
     answers_calls: bool = False
     """Whether other ranks may call this one at any time, through windows."""
     keeps_own: bool = False
-    """Whether each rank has parameters that no other has, which a checkpoint holds as well."""
+    """Whether ranks hold different parameters, which a checkpoint saves for each rank."""
 
     def __post_init__(self) -> None:
         for family in self.families:
@@ -113,9 +113,9 @@ class Plan:
         raise ValueError(f"no family holds parameter {number}")
 
     def times_for(self, measured: Callable[[], Times]) -> Times:
-        """Return seconds of backward by layer, where a rule for buckets needs them.
+        """Return seconds of backward by layer if a bucket rule needs them; else ().
 
-        `measured` is asked if the rule does not know them already.
+        `measured` is called if the rule does not know the times itself.
         """
         for family in self.families:
             if family.buckets.needs_times:
@@ -123,7 +123,7 @@ class Plan:
         return ()
 
     def serves(self, group: Group) -> bool:
-        """Say whether a rank of the group computes nothing and takes part in steps of others."""
+        """Say whether some rank of the group computes nothing and only serves in others' steps."""
         return len(group) > 1 and not all(self.shards[rank] for rank in group)
 
     @cached_property
@@ -140,7 +140,7 @@ class Plan:
 def deal(shards: int, workers: int, ranks: int) -> tuple[range, ...]:
     """Deal shards to the first `workers` ranks, in order; the others get none.
 
-    The first get one more where they do not come out even.
+    If the shards cannot be dealt evenly, the first ranks get one more.
 
     >>> deal(5, 2, 3)
     (range(0, 3), range(3, 5), range(0, 0))
@@ -157,32 +157,32 @@ class UpdateSettings(NamedTuple):
     """How the optimizer runs in one step."""
 
     groups: ParamGroups
-    """What they were when `optimizer.step()` was called."""
+    """The optimizer's settings when `optimizer.step()` was called."""
     without: frozenset[int]
     """Parameters that get no update: no rank has a gradient for them."""
 
 
 class Model(Protocol):
-    """What a strategy may ask of a model that is laid out, on either clock."""
+    """What a strategy may ask of a model whose buckets are laid out, on either clock."""
 
     slots: Sequence[Slot]
     buckets: Sequence[Bucket]
     total_steps: int | None
-    """The number of the run's last step plus one; None if nobody knows it, as in a script."""
+    """The number of the run's last step plus one; None if it is not known, as in a script."""
 
     def cut(self, bucket: Bucket, owns: Sequence[bool]) -> tuple[int, ...]:
         """Cut a bucket into strips that the optimizer can update one by one.
 
-        There is a strip for each position; those that own nothing get an empty one.
+        There is a strip for each position; a position that owns nothing gets an empty one.
         """
 
     def optimizer_of(
         self, bucket: Bucket, parameters: torch.Tensor, gradient: torch.Tensor, low: int, high: int
     ) -> StripOptimizer:
-        """Make the user's optimizer for elements `low` to `high` of memory laid out as a bucket."""
+        """Return the user's optimizer for elements `low` to `high` of memory like a bucket's."""
 
     def flat_buffers(self) -> torch.Tensor:
-        """Return a copy of all buffers that hold numbers, flat; empty where nothing is computed."""
+        """Return a flat copy of all floating-point buffers; empty in a simulation of sizes only."""
 
 
 @dataclass(frozen=True)
@@ -190,8 +190,8 @@ class Saved:
     """What a checkpoint holds for a strategy that goes on from it; empty at a fresh start."""
 
     state: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """What this rank's `Whole.state` returned; empty on a rank that is new. The number of ranks and
-    the buckets may have changed since: name what depends on them so that it is not found then."""
+    """What this rank's `Whole.state` returned; empty on a new rank. The number of ranks and the
+    buckets may have changed since: if a value depends on them, put them into its name."""
     parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """The parameters that represented the run, by name."""
 
@@ -210,10 +210,10 @@ class Whole(Protocol):
     """
 
     def gather(self, *, is_wanted: bool) -> WholeValues | None:
-        """Put the values together. Every rank that is there calls it; None where not wanted."""
+        """Return the values; None if not `is_wanted`. Every rank that is not gone calls it."""
 
     def gather_state(self, *, is_wanted: bool) -> State | None:
-        """Return the whole optimizer state; None for this rank's own. Every rank calls it."""
+        """Return the whole optimizer state; None: each rank has its own. Every rank calls it."""
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return what a checkpoint must hold besides parameters and optimizer state."""
@@ -225,19 +225,19 @@ class Whole(Protocol):
         """Return the ranks that did not come to the last `gather`."""
 
     def stay(self) -> None:
-        """Before this rank leaves: serve the others until they leave too, if they need it."""
+        """Serve the others until they leave, if they need this rank. Called before it leaves."""
 
     def serve(self) -> None:
         """Serve the others until every rank that computes has left."""
 
     def open(self) -> None:
-        """Let other ranks call: saved state is in place. Every rank calls it."""
+        """Allow calls from other ranks, once saved state is in place. Every rank calls it."""
 
     def mean_of(self, number: float) -> float:
-        """Return the mean of a number over the ranks that are there. Every rank calls it."""
+        """Return the mean of a number over the ranks that are not gone. Every rank calls it."""
 
     def report(self) -> dict[str, Any]:
-        """Return what this rank knows about the run, as plain data."""
+        """Return the strategy's figures for the run's summary, as plain data."""
 
 
 class Strategy:
@@ -250,24 +250,24 @@ class Strategy:
         raise NotImplementedError
 
     def start(self, model: Model, comm: Communicator, saved: Saved) -> Whole | None:
-        """Allocate state; the buckets are laid out. Every rank of the world calls it.
+        """Allocate state, after the buckets are laid out. Every rank of the world calls it.
 
-        `comm` is the world's; `bucket.comm` is that of the bucket's group.
+        `comm` is the world's communicator; `bucket.comm` is that of the bucket's group.
         """
         return None
 
     def gradient_ready(self, bucket: Bucket) -> None:
-        """Backward has finished this bucket on this rank. Last layers come first."""
+        """Called when backward has finished this bucket on this rank. Last layers come first."""
 
     def step_entered(self, step: int) -> None:
-        """All ranks of this rank's step group have entered `optimizer.step()`."""
+        """Called when all ranks of this rank's step group have entered `optimizer.step()`."""
 
     def before_use(self, bucket: Bucket, update: UpdateSettings) -> None:
-        """The bucket's parameters will be read next. First layers come first."""
+        """Called before forward reads the bucket's parameters. First layers come first."""
         raise NotImplementedError
 
     def discard(self, bucket: Bucket) -> None:
-        """There will be no step for the gradient that was ready: every rank drops it."""
+        """Called when every rank drops a gradient that was ready, instead of taking a step."""
 
 
 def check_shards(shards: int, workers: int) -> None:

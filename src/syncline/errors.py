@@ -2,16 +2,16 @@
 
 SynclineError
   ConfigError        a setting is wrong; the job never started
-  CheckpointError    a checkpoint is damaged or belongs to something else; it is left alone
-  UsageError         the training loop asks for what cannot be right on many ranks
+  CheckpointError    a checkpoint is damaged or belongs to another job; it is not changed
+  UsageError         the training loop does something that cannot be right on many ranks
   CommError          a message did not get through
-    KeyRefused       somebody on the line does not hold the job's key
-    PeerGone         a call to one peer cannot be answered; other peers are not concerned
+    KeyRefused       the other end of a connection does not hold the job's key
+    PeerGone         a call to one peer cannot be answered; calls to other peers still can
     RankFailed       a peer is gone; the message names it
       RankDied         its process ended
       RankSilent       its heartbeat stopped: frozen, or cut off
-      RankHung         it lives, others wait for it, and it does not get on
-  DeadlockError      in virtual time everybody waits, and nothing can come any more
+      RankHung         it lives and others wait for it, but it makes no progress
+  DeadlockError      in virtual time every process waits for another
 
 The command line prints one line and exits with `exit_code`; `--debug` shows the traceback.
 """
@@ -36,7 +36,7 @@ class ConfigError(SynclineError):
 
 
 class CheckpointError(SynclineError):
-    """A checkpoint cannot be used. It was not touched."""
+    """A checkpoint cannot be used. It was not changed."""
 
     exit_code = 2
 
@@ -62,7 +62,7 @@ class PeerGone(CommError):
 
 
 class RankFailed(CommError):
-    """A peer is gone. `rank` says which; `is_logged`, that the log has the message already."""
+    """A peer is gone. `rank` says which; `is_logged` says whether the message was logged."""
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(message)
@@ -79,7 +79,7 @@ class RankSilent(RankFailed):
 
 
 class RankHung(RankFailed):
-    """The peer lives, others wait for it, and it does not get on."""
+    """The peer lives and others wait for it, but it makes no progress."""
 
 
 class DeadlockError(SynclineError):

@@ -1,9 +1,9 @@
-"""Faults and jitter as plain data: who is slow, stands still or dies, and when.
+"""Faults and jitter as plain data: which rank is slow, pauses or dies, and when.
 
 A step's compute time is its mean times three factors: the rank's own (persistent), the jitter of
-this step, and the faults that hold now. What is drawn depends on (seed, rank, step) alone, never
-on who asked before. Jitter has mean 1, so that it makes ranks wait for each other without making
-the work itself longer.
+this step, and the faults of this step. Random draws depend on (seed, rank, step) alone, never on
+earlier draws. Jitter has mean 1: it makes ranks wait for each other, but compute takes no longer
+on average.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ ANY_RANK = -1
 class Fault(_Data, frozen=True, kw_only=True):
     """Something that happens to a rank at a step.
 
-    "slow": compute takes `factor` times as long for `steps` steps. "pause": the rank stands still
-    for `seconds`, once. "death": it is gone. With a `chance` below 1 it happens at random, in each
-    of `steps` steps from `step` on with this chance. `rank` -1 is any: each for itself.
+    "slow": compute takes `factor` times as long for `steps` steps. "pause": the rank pauses for
+    `seconds`, once. "death": the rank dies. With a `chance` below 1 the fault happens at random: in
+    each of `steps` steps from `step` on, with this chance. `rank` -1 means each rank by itself.
     """
 
     rank: int
@@ -86,7 +86,7 @@ class LinkChange(_Data, frozen=True, kw_only=True):
 
 
 class Conditions(_Data, frozen=True, kw_only=True):
-    """All that goes wrong in a run. `slow_ranks` gives the factor of ranks that are always slow."""
+    """All faults of a run. `slow_ranks` gives the factor of ranks that are always slow."""
 
     faults: tuple[Fault, ...] = ()
     jitter: Jitter = Jitter()
@@ -105,11 +105,11 @@ class Conditions(_Data, frozen=True, kw_only=True):
         return factor
 
     def pause_s(self, rank: int, step: int) -> float:
-        """Return how long a rank stands still at a step."""
+        """Return how long a rank pauses at a step."""
         return sum(fault.seconds for fault in self._now(rank, step, "pause"))
 
     def dies(self, rank: int, step: int) -> bool:
-        """Whether a rank is gone when the step begins, having taken all steps before it."""
+        """Whether a rank dies when the step begins, having taken all steps before it."""
         return bool(self._now(rank, step, "death"))
 
     def _now(self, rank: int, step: int, kind: str) -> list[Fault]:

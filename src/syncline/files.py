@@ -12,7 +12,7 @@ from syncline.errors import ConfigError
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a name to write under; when that went well, the new file takes the place of the old.
+    """Yield a temporary path to write to; if the block succeeds, that file replaces `path`.
 
     Readers see the old content or the new, never half of each, also after a crash.
     """
@@ -28,7 +28,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def check_can_be_written(key: str, path: Path) -> None:
-    """Refuse, before anything starts, a file that could not be written at the end."""
+    """Refuse, before a run starts, a path that could not be written at its end."""
     if not path.parent.is_dir():
         rule, fix = "a file is written into a folder that is there", "Create it, or name another."
         raise ConfigError(key, f"there is no folder {path.parent}", rule, fix)
@@ -37,6 +37,6 @@ def check_can_be_written(key: str, path: Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file's content in one go."""
+    """Replace a file's content, whole or not at all."""
     with replacing(path) as partial:
         partial.write_bytes(data)

@@ -53,7 +53,7 @@ def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> torch.opti
 
 
 def learning_rate(settings: OptimizerSettings, step: int, total: int) -> float:
-    """Return the learning rate of a step out of `total`. A checkpoint need not hold it.
+    """Return the learning rate of a step out of `total`. Checkpoints need not store it.
 
     >>> settings = OptimizerSettings(lr=0.4, warmup_steps=4)
     >>> [learning_rate(settings, step, 10) for step in (0, 1, 3, 9)]

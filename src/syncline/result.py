@@ -1,4 +1,4 @@
-"""How a run went: what real and simulated runs have in common. No torch here."""
+"""The result of a run: what real and simulated runs have in common. No torch here."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ class RunResult:
     accuracy: float | None = None
     weights_sha256: str | None = None
     strategy: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """What the strategy knows about the run, as rank 0 saw it."""
+    """The strategy's own figures, from rank 0."""
     gone: dict[int, str] = dataclasses.field(default_factory=dict)
     """Ranks that were lost during the run, and how."""

@@ -32,7 +32,7 @@ JOB, METRICS, SUMMARY, CHECKPOINTS = "job.toml", "metrics.jsonl", "summary.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Summary(RunResult):
-    """How a real run went."""
+    """The result of a real run."""
 
     samples_per_s: float
     communicator: str

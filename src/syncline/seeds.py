@@ -1,4 +1,4 @@
-"""The published seed functions: random numbers by what is computed, never by who computes it.
+"""The published seed function: seeds depend on what is computed, never on which rank computes it.
 
 Dropout masks, data order and initial weights depend on (seed, step, shard, ...) alone, so a run
 draws the same numbers on any number of ranks. A plain PyTorch loop that calls the same functions
@@ -13,7 +13,7 @@ import hashlib
 def seed_for(seed: int, *place: int | str) -> int:
     """Derive a 63-bit seed from the job's seed and a place such as (step, shard).
 
-    SHA-256 over the written-out place: independent of platform, process and Python version.
+    It is SHA-256 of the place as text: independent of platform, process and Python version.
 
     >>> seed_for(0, "dropout", 3, 1) == seed_for(0, "dropout", 3, 1)
     True

@@ -11,7 +11,7 @@ import msgspec
 
 
 class Size(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One trained parameter, as far as plans and layouts are concerned."""
+    """One trained parameter: what plans and layouts need to know of it."""
 
     name: str
     number: int
@@ -37,22 +37,22 @@ Times = tuple[tuple[str, float], ...]
 
 
 class BucketRule(Protocol):
-    """Says which parameters lie in a bucket together."""
+    """Says which parameters share a bucket."""
 
     @property
     def needs_times(self) -> bool:
-        """Whether it wants to know how long each layer's backward takes."""
+        """Whether the rule needs to know how long each layer's backward takes."""
 
     @property
     def times(self) -> Times | None:
-        """Those times, if it knows them already."""
+        """Those times, if the rule has them already."""
 
     def split(
         self, sizes: Sequence[Size], bucket_bytes: int, backward_s: Mapping[str, float]
     ) -> list[list[Size]]:
         """Split parameters, in their order of use, into buckets.
 
-        `backward_s` is by layer, and empty unless the rule needs times.
+        `backward_s` has seconds by layer; it is empty unless the rule needs times.
         """
 
 
@@ -111,8 +111,8 @@ class ByLayer:
 
 
 ALIGN_BYTES = 128
-"""Parameters begin at multiples of this: the bits of an update were seen to depend on alignment
-below 128 bytes for bfloat16, below 64 for float32."""
+"""Parameters begin at multiples of this. Measured: the bits of an update depend on alignment below
+128 bytes for bfloat16, below 64 for float32."""
 
 
 def aligned_elements(size: Size) -> int:

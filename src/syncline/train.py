@@ -1,4 +1,4 @@
-"""The built-in training loop, read top to bottom.
+"""The built-in training loop.
 
 With the synchronous strategy the result depends on the job alone: data order, dropout and the order
 of summation follow from (seed, step, shard), so any number of ranks gives the same weights, bit for

@@ -1,9 +1,9 @@
 """A workload: what a model costs, layer by layer, in the order in which forward uses the layers.
 
-All that the model of time needs to know about a model: how long a rank computes on a layer, and how
-many bytes of parameters it has. `measure/derive.py` makes one by counting operations.
+It is all that a simulation needs to know about a model: how long a rank computes on a layer, and
+how many bytes of parameters the layer has. `measure/derive.py` makes one by counting operations.
 
-No torch at the top: a workload is read and written without it.
+No torch here: a workload is read and written without it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Bytes = Annotated[int, Meta(ge=0)]
 
 
 class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One layer on one rank, called as its module: the model itself is "".
+    """One layer on one rank, with the name of its module: the model itself is "".
 
-    Times are those of one forward and one backward, of as many samples as it was derived for.
+    Times are those of one forward and one backward, of the number of samples it was derived for.
     """
 
     name: str
@@ -35,14 +35,14 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model's layers in order of use; `input_s` loads one rank's batch of a step."""
+    """A model's layers in order of use; loading a rank's batch of a step takes `input_s`."""
 
     name: str
     layers: tuple[Layer, ...]
     input_s: Seconds = 0.0
     parameters: tuple[Size, ...] = ()
-    """The trained parameters in their order of first use, those without use last. None if all that
-    is known are the layers' sizes."""
+    """The trained parameters in their order of first use, unused ones last. Empty if only the
+    layers' sizes are known."""
     num_statistics: Annotated[int, Meta(ge=0)] = 0
     """Numbers in the running statistics of norm layers, which are averaged in every step."""
     num_counters: Annotated[int, Meta(ge=0)] = 0
@@ -71,8 +71,8 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return forward and backward seconds by the number of a parameter.
 
         A layer's forward reads all its parameters and its backward comes before any of their
-        gradients, so its time belongs to the last of them; that of a layer without parameters of
-        its own, to the last one used before it.
+        gradients, so its time belongs to the last of them. The time of a layer without parameters
+        belongs to the last parameter used before it.
         """
         last_of = {size.layer: size.number for size in self.sizes() if size.is_used}
         found: dict[int, tuple[float, float]] = {}
@@ -85,7 +85,7 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read(path: str | Path) -> Workload:
-    """Read a workload from JSON; ConfigError for what is none."""
+    """Read a workload from JSON; raise ConfigError if the file is not one."""
     way_out = "Give the path of a JSON file that Syncline wrote, or write it once more."
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=Workload)

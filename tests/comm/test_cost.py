@@ -100,7 +100,8 @@ def time_with(what, machines, strips, sums, machine_sums=(), algorithm="direct")
     return seconds(found, inside=INSIDE, across=ACROSS)
 
 
-def apart(size):
+def one_each(size):
+    """Return machines with one rank each."""
     return tuple((rank,) for rank in range(size))
 
 
@@ -110,7 +111,7 @@ def test_one_server_of_n_workers_costs_2_n_s(n):
     # nothing: n S come in, n S go out.
     strips, sums = (0,) * n + (8 * MB,), (1,) * n + (0,)
     both = sum(
-        time_with(what, apart(n + 1), strips, sums) for what in ("reduce_scatter", "all_gather")
+        time_with(what, one_each(n + 1), strips, sums) for what in ("reduce_scatter", "all_gather")
     )
     alpha, beta = ACROSS.latency_s, 1 / ACROSS.rate_bytes_per_s
     assert both == pytest.approx(2 * alpha + 2 * n * 8 * MB * beta, rel=1e-12)
@@ -119,12 +120,12 @@ def test_one_server_of_n_workers_costs_2_n_s(n):
 def test_one_owner_that_computes_too_spares_its_own_gradient():
     # 4 machines, all owned by one: 3 x 8 MB come in; of a machine of 4 the owner reads 3 x 8 MB.
     strips, sums = (0, 8 * MB, 0, 0), (1, 1, 1, 1)
-    assert time_with("reduce_scatter", apart(4), strips, sums) == pytest.approx(0.05e-3 + 24e-3)
-    assert time_with("all_gather", apart(4), strips, sums) == pytest.approx(0.05e-3 + 24e-3)
+    assert time_with("reduce_scatter", one_each(4), strips, sums) == pytest.approx(0.05e-3 + 24e-3)
+    assert time_with("all_gather", one_each(4), strips, sums) == pytest.approx(0.05e-3 + 24e-3)
     one = (tuple(range(4)),)
     assert time_with("reduce_scatter", one, strips, sums) == pytest.approx(2e-6 + 2.4e-3)
     # A ring cuts evenly whoever owns what: 3 rounds of 2 MB.
-    ring = time_with("reduce_scatter", apart(4), strips, sums, algorithm="ring")
+    ring = time_with("reduce_scatter", one_each(4), strips, sums, algorithm="ring")
     assert ring == pytest.approx(3 * 0.05e-3 + 6e-3)
 
 
@@ -132,9 +133,9 @@ def test_each_partial_sum_is_charged_as_often_as_it_is_sent():
     # 3 machines own 2 MB each; the first holds two partial sums, and sends 2 x 4 MB. The others
     # get 3 strips each, of 2 MB: 6 MB. So the first one's way out is the busiest.
     strips, sums = (2 * MB,) * 3, (2, 1, 1)
-    assert time_with("reduce_scatter", apart(3), strips, sums) == pytest.approx(0.05e-3 + 8e-3)
+    assert time_with("reduce_scatter", one_each(3), strips, sums) == pytest.approx(0.05e-3 + 8e-3)
     # A gather is of results: one of each.
-    assert time_with("all_gather", apart(3), strips, sums) == pytest.approx(0.05e-3 + 4e-3)
+    assert time_with("all_gather", one_each(3), strips, sums) == pytest.approx(0.05e-3 + 4e-3)
 
 
 def test_uneven_columns_of_two_machines_by_hand():

@@ -22,11 +22,11 @@ def run_timed(size, machines, work):
     world = VirtualWorld(clock, cluster_, learns=True, algorithm="direct")
     results = {}
 
-    def live(rank):
+    def run(rank):
         results[rank] = work(world.communicator(rank), clock)
 
     for rank in range(size):
-        clock.spawn(f"rank {rank}", live, rank)
+        clock.spawn(f"rank {rank}", run, rank)
     clock.run()
     return [results[rank] for rank in range(size)]
 
@@ -72,12 +72,12 @@ def test_collectives_of_two_channels_may_overtake_each_other():
         found = []
         for channel in (1, 2) if comm.position else (2, 1):
             comm.endpoint.channel = channel
-            clock.spawn(f"channel {channel}", bring, comm, channel, found)
+            clock.spawn(f"channel {channel}", broadcast_on, comm, channel, found)
             clock.sleep(0.1)
         clock.sleep(5.0)
         return found
 
-    def bring(comm, channel, found):
+    def broadcast_on(comm, channel, found):
         tensor = torch.tensor([float(channel)])
         comm.broadcast(tensor, 0)
         found.append((channel, tensor.item()))

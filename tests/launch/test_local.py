@@ -24,7 +24,7 @@ pytestmark = pytest.mark.processes
 PRELUDE = """
 import json, os, pathlib, signal, sys, time
 folder, rank = pathlib.Path(os.environ["FOLDER"]), os.environ["RANK"]
-def up(name):
+def write_pid(name):
     part = folder / f".{name}.{rank}"
     part.write_text(str(os.getpid()))
     part.rename(folder / f"{name}.{rank}")
@@ -170,12 +170,12 @@ def test_bad_input_was_said_by_the_rank_itself(run, capfd):
 
 def test_when_one_rank_is_killed_the_others_live_on(run, tmp_path, capfd):
     code = """
-up("up")
+write_pid("up")
 if rank == "1":
     while len(list(folder.glob("up.*"))) < 3: time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 time.sleep(0.7)
-up("lived")
+write_pid("lived")
 """
     assert run(code, 3) == Outcome((0, -9, 0))
     assert sorted(path.name for path in tmp_path.glob("lived.*")) == ["lived.0", "lived.2"]
@@ -201,7 +201,7 @@ def test_a_strategy_that_survives_a_death_has_all_the_time_it_wants(run):
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(run, capfd):
     code = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-up("up")
+write_pid("up")
 if rank == "1":
     while len(list(folder.glob("up.*"))) < 2: time.sleep(0.01)
     sys.exit(1)
@@ -227,7 +227,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     ("sent", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 def test_a_signal_to_the_launcher_stops_every_rank(launcher, tmp_path, sent, exit_code):
-    process = launcher("up('up')\ntime.sleep(60)", 3)
+    process = launcher("write_pid('up')\ntime.sleep(60)", 3)
     ranks = pids(tmp_path, "up", 3)
     process.send_signal(sent)
     assert process.wait(10) == exit_code
@@ -238,7 +238,7 @@ def test_a_signal_to_the_launcher_stops_every_rank(launcher, tmp_path, sent, exi
 
 
 def test_ctrl_c_twice_does_not_wait_for_the_grace(launcher, tmp_path):
-    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nup('up')\ntime.sleep(60)"
+    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwrite_pid('up')\ntime.sleep(60)"
     process = launcher(code, 2, "grace_s=60")
     ranks = pids(tmp_path, "up", 2)
     process.send_signal(signal.SIGINT)
@@ -249,7 +249,7 @@ def test_ctrl_c_twice_does_not_wait_for_the_grace(launcher, tmp_path):
 
 
 def test_a_frozen_rank_is_stopped_too(launcher, tmp_path):
-    process = launcher("up('up')\ntime.sleep(60)", 2, "grace_s=60")
+    process = launcher("write_pid('up')\ntime.sleep(60)", 2, "grace_s=60")
     ranks = pids(tmp_path, "up", 2)
     os.kill(ranks[1], signal.SIGSTOP)
     process.send_signal(signal.SIGTERM)
@@ -258,7 +258,7 @@ def test_a_frozen_rank_is_stopped_too(launcher, tmp_path):
 
 
 def test_no_rank_survives_a_launcher_that_is_killed(launcher, tmp_path):
-    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nup('up')\ntime.sleep(60)"
+    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwrite_pid('up')\ntime.sleep(60)"
     process = launcher(code, 3)
     ranks = pids(tmp_path, "up", 3)
     process.kill()
@@ -266,7 +266,7 @@ def test_no_rank_survives_a_launcher_that_is_killed(launcher, tmp_path):
 
 
 def test_ctrl_z_puts_the_ranks_to_sleep_and_continuing_wakes_them(launcher, tmp_path):
-    process = launcher("up('up')\ntime.sleep(60)", 2)
+    process = launcher("write_pid('up')\ntime.sleep(60)", 2)
     everybody = [psutil.Process(pid) for pid in (*pids(tmp_path, "up", 2), process.pid)]
     process.send_signal(signal.SIGTSTP)
     wait_for(lambda: all(one.status() == psutil.STATUS_STOPPED for one in everybody))
@@ -288,7 +288,7 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(tmp_path):
 
 
 def test_the_launcher_sleeps_while_it_waits(launcher, tmp_path):
-    process = launcher("up('up')\ntime.sleep(60)", 1)
+    process = launcher("write_pid('up')\ntime.sleep(60)", 1)
     pids(tmp_path, "up", 1)
     watched = psutil.Process(process.pid)
     wait_for(lambda: watched.status() == psutil.STATUS_SLEEPING)

@@ -25,8 +25,8 @@ from syncline.strategies import (
 )
 
 
-def still(size, rounds, length=3):
-    """No gradient at all."""
+def no_gradients(size, rounds, length=3):
+    """Return gradients that are all zero, by rank and round."""
     return [[[0.0] * length] * rounds] * size
 
 
@@ -270,7 +270,9 @@ def test_a_center_goes_on_from_where_it_was_saved():
     make = functools.partial(Elastic, ElasticSettings(beta=0.75, early=False))
     saved = [Saved({}, {"x": torch.tensor([8.0, 8.0])})] * 3
     delays = [0, 0.1, 0.2]
-    rounds, strategies = play(make, TOGETHER, still(3, 1, 2), lr=0.0, delays=delays, saved=saved)
+    rounds, strategies = play(
+        make, TOGETHER, no_gradients(3, 1, 2), lr=0.0, delays=delays, saved=saved
+    )
     # Ranks begin at (4, 8) and pull the center from (8, 8): to 7, 6.25, 5.6875.
     assert rounds[0] == [[5.0, 8.0], [4.75, 8.0], [4.5625, 8.0]]
     assert strategies[0].last[0][0].tolist() == [5.6875, 8.0]
@@ -332,7 +334,7 @@ def test_whenever_a_rank_dies_the_others_go_on_between_where_all_began(name, ran
         after_s = fifth * LATENCY_S / 5
         death = rank, after_s
         rounds, strategies = play(
-            WITHSTAND[name], APART, still(3, 3, 2), lr=0.0, round_s=round_s, death=death
+            WITHSTAND[name], APART, no_gradients(3, 3, 2), lr=0.0, round_s=round_s, death=death
         )
         whole = [strategies[other].last[0][0].tolist() for other in others]
         if after_s < 2 * round_s:  # while the mean is taken, one may still find it, one not
@@ -354,7 +356,7 @@ def test_pairwise_mixing_keeps_the_mean_and_a_hypercube_ends_in_it(data, size, p
     starts = [data.draw(numbers) for _ in range(size)]
     turns = (size.bit_length() - 1) * period
     partners = GossipSettings(partners="hypercube", early=False, period=period)
-    rounds, _ = play(lambda: Gossip(partners), starts, still(size, turns), lr=0.0)
+    rounds, _ = play(lambda: Gossip(partners), starts, no_gradients(size, turns), lr=0.0)
     mean = torch.tensor(starts, dtype=torch.float64).mean(dim=0)
     for values in rounds:
         assert torch.allclose(torch.tensor(values).double().mean(dim=0), mean, atol=1e-4)
@@ -374,7 +376,7 @@ def test_push_sum_conserves_mass_and_ends_in_the_true_mean(data, size, partners,
     chosen = GossipSettings(rule="push", push_sum=True, partners=partners)
     turns = 60 * size
     rounds, strategies = play(
-        lambda: Gossip(chosen, seed), starts, still(size, turns), lr=0.0, round_s=round_s
+        lambda: Gossip(chosen, seed), starts, no_gradients(size, turns), lr=0.0, round_s=round_s
     )
     boxes = [one._boxes[0] for one in strategies]
     assert sum(box.weight + box.arrived_weight for box in boxes) == pytest.approx(size)
@@ -396,7 +398,7 @@ def test_a_ring_contracts_at_its_second_eigenvalue(size):
     draw = random.Random(size)
     starts = [[draw.uniform(-1, 1) for _ in range(3)] for _ in range(size)]
     ring = GossipSettings(partners="ring", early=False)
-    rounds, _ = play(lambda: Gossip(ring), starts, still(size, 20), lr=0.0)
+    rounds, _ = play(lambda: Gossip(ring), starts, no_gradients(size, 20), lr=0.0)
     # x_i <- (x_i + x_{i+1}) / 2: the eigenvalues are (1 + w) / 2 for the size-th roots of one w.
     found = (distance(rounds[19]) / distance(rounds[9])) ** (1 / 10)
     assert found == pytest.approx(math.cos(math.pi / size), rel=0.05)
@@ -409,7 +411,7 @@ def test_uniform_draws_contract_as_expected():
         draw = random.Random(seed)
         starts = [[draw.gauss(0, 1) for _ in range(3)] for _ in range(size)]
         gossip = GossipSettings(early=False)
-        rounds, _ = play(lambda: Gossip(gossip, seed), starts, still(size, 5), lr=0.0)  # noqa: B023
+        rounds, _ = play(lambda: Gossip(gossip, seed), starts, no_gradients(size, 5), lr=0.0)  # noqa: B023
         ratios += [distance(b) ** 2 / distance(a) ** 2 for a, b in zip(rounds, rounds[1:])]  # noqa: B905, RUF007
     assert sum(ratios) / len(ratios) == pytest.approx(1 / 2 - 1 / (4 * size), rel=0.05)
 
@@ -419,7 +421,9 @@ def test_uniform_draws_contract_as_expected():
 def test_center_and_ranks_meet_where_all_springs_rest(data, size, synchronous):
     starts = [data.draw(numbers) for _ in range(size)]
     elastic = ElasticSettings(synchronous=synchronous)
-    rounds, strategies = play(lambda: Elastic(elastic), starts, still(size, 12 * size), lr=0.0)
+    rounds, strategies = play(
+        lambda: Elastic(elastic), starts, no_gradients(size, 12 * size), lr=0.0
+    )
     # Every exchange keeps the sum of ranks and center; a strip began on its owner's values.
     (center,), _ = strategies[0].last
     total = torch.tensor(rounds[-1]).double().sum(dim=0) + center.double()
@@ -437,7 +441,10 @@ def test_the_staleness_of_equal_workers_is_that_of_all_the_others():
         starts, steps = [[0.0] * 3] * size, 40
         delays = [rank / (2 * size) for rank in range(size)]
         _, strategies = play(
-            lambda: Server(ServerSettings(early=False)), starts, still(size, steps), delays=delays
+            lambda: Server(ServerSettings(early=False)),
+            starts,
+            no_gradients(size, steps),
+            delays=delays,
         )
         found = [pair for one in strategies for pair in one.staleness.items()]
         count = sum(times for _, times in found)

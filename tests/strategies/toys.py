@@ -96,7 +96,7 @@ def play(
     rounds = [[None] * size for _ in range(steps)]
     strategies = [make() for _ in range(size)]
 
-    def live(rank):
+    def run(rank):
         comm, strategy = world.communicator(rank), strategies[rank]
         plan = make_plan(strategy, world_of(comm), [], strategy.settings.num_workers(size))
         toy = Toy(
@@ -128,7 +128,7 @@ def play(
             strategy.last_state = state or gather_optimizer_state(toy.slots, toy.buckets)
         strategy.last = whole.gather(is_wanted=True)
 
-    processes = [clock.spawn(f"rank {rank}", live, rank) for rank in range(size)]
+    processes = [clock.spawn(f"rank {rank}", run, rank) for rank in range(size)]
 
     def die(rank):
         clock.kill(processes[rank])

@@ -54,7 +54,7 @@ def test_the_past_is_refused():
 def test_time_never_runs_backwards_and_every_sleep_has_its_length(delays_s):
     clock, log = Clock(), []
 
-    def live(number, sleeps_s):
+    def body(number, sleeps_s):
         for sleep_s in sleeps_s:
             before_s = clock.now_s
             clock.sleep(sleep_s)
@@ -62,7 +62,7 @@ def test_time_never_runs_backwards_and_every_sleep_has_its_length(delays_s):
             log.append((clock.now_s, number))
 
     for number, sleeps_s in enumerate(delays_s):
-        clock.spawn(f"process {number}", live, number, sleeps_s)
+        clock.spawn(f"process {number}", body, number, sleeps_s)
     clock.run()
     assert len(log) == sum(len(sleeps_s) for sleeps_s in delays_s)
     assert [time_s for time_s, _ in log] == sorted(time_s for time_s, _ in log)
@@ -71,13 +71,13 @@ def test_time_never_runs_backwards_and_every_sleep_has_its_length(delays_s):
 def test_processes_take_turns():
     clock, log = Clock(), []
 
-    def live(name, step_s):
+    def body(name, step_s):
         for step in range(3):
             log.append((clock.now_s, name, step))
             clock.sleep(step_s)
 
-    clock.spawn("quick", live, "quick", 1.0)
-    clock.spawn("slow", live, "slow", 2.0)
+    clock.spawn("quick", body, "quick", 1.0)
+    clock.spawn("slow", body, "slow", 2.0)
     clock.run()
     assert log == [
         (0.0, "quick", 0),
@@ -103,12 +103,12 @@ def test_a_signal_wakes_all_who_wait_in_the_order_in_which_they_came():
     clock, log = Clock(), []
     ready = Signal(clock)
 
-    def live(name):
+    def body(name):
         ready.wait(lambda: "the signal")
         log.append((clock.now_s, name))
 
     for name in ("a", "b", "c"):
-        clock.spawn(name, live, name)
+        clock.spawn(name, body, name)
     clock.at(5.0, ready.set)
     clock.at(5.0, log.append, "asked before the signal was set")
     clock.run()
@@ -121,11 +121,11 @@ def test_what_has_happened_is_not_waited_for():
     ready = Signal(clock)
     ready.set()
 
-    def live():
+    def body():
         ready.wait(lambda: "the signal")
         log.append(clock.now_s)
 
-    clock.at(2.0, clock.spawn, "late", live)
+    clock.at(2.0, clock.spawn, "late", body)
     clock.run()
     assert log == [2.0]
 
@@ -173,11 +173,11 @@ def test_the_dead_can_be_killed_again():
 def test_who_kills_itself_ends_like_any_other():
     clock, log = Clock(), []
 
-    def live():
+    def body():
         clock.kill(mine)
         log.append("last words")
 
-    mine = clock.spawn("tired", live)
+    mine = clock.spawn("tired", body)
     clock.spawn("other", log.append, "lives on")
     clock.run()
     assert log == ["last words", "lives on"]
@@ -187,12 +187,12 @@ def test_a_deadlock_names_who_waits_for_what():
     clock = Clock()
     never = Signal(clock)
 
-    def live(name):
+    def body(name):
         clock.sleep(1.5)
         never.wait(lambda: f"{name} waits for a friend")
 
-    clock.spawn("rank 0", live, "zero")
-    clock.spawn("rank 1", live, "one")
+    clock.spawn("rank 0", body, "zero")
+    clock.spawn("rank 1", body, "one")
     clock.spawn("rank 2", clock.sleep, 4.0)
     with pytest.raises(DeadlockError) as caught:
         clock.run()

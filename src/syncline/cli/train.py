@@ -115,7 +115,7 @@ train.__doc__ = train.__doc__.replace("STRATEGY_NAMES", ", ".join(STRATEGIES))
 
 
 def check_names(job: Job) -> None:
-    """Check model and data as far as that is possible without torch and without reading samples."""
+    """Make the checks of model and data that need neither torch nor samples."""
     settings = job.data
     data.check(
         settings.name,

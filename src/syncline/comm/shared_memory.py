@@ -74,7 +74,7 @@ class SharedMemory(RealCommunicator):
         return cls(context, place.local_ranks, star)
 
     def meet(self, what: str) -> None:
-        """Wait until every rank has come as far as this one; the last to come wakes the others."""
+        """Wait until every rank has called it as often as this one; the last wakes the others."""
         channel = self.hub.channel
         self._counts[channel] = count = self._counts[channel] + 1
         column = self._columns[channel]

@@ -581,9 +581,9 @@ def connect_streams(
         higher = {(rank, "data") for rank in range(place.rank + 1, place.size)}
         sockets |= {rank: sock for (rank, _), sock in accept_all(listener, place, higher).items()}
     # With more peers less comes from each in a millisecond: pause longer and send larger pieces, so
-    # that a system call still moves enough. The limits at the top suit 3 peers (decision 7).
-    more_peers = max(1.0, len(sockets) / 3)
-    hub.pause_s *= more_peers
-    pace = _Pace(len(sockets), hub.pause_s, int(more_peers * _PIECE_BYTES))
+    # that a system call still moves enough. Decision 7's figures are for 4 machines: 3 peers.
+    scale = max(1.0, len(sockets) / 3)
+    hub.pause_s *= scale
+    pace = _Pace(len(sockets), hub.pause_s, int(scale * _PIECE_BYTES))
     peers = {rank: _Peer(rank, sock, hub, pace) for rank, sock in sockets.items()}
     return Streams(control, hub, peers)

@@ -26,7 +26,7 @@ def one_example(info: inspect.Type) -> Any:
 
 
 def _plain_example(info: inspect.Type) -> Option:
-    """Return a value for a setting that comes with no example: any number or true will do."""
+    """Return a value for a setting without an example: a number, or true."""
     members = info.types if isinstance(info, inspect.UnionType) else (info,)
     if any(isinstance(m, inspect.FloatType) for m in members):
         return 0.1

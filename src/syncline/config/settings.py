@@ -107,7 +107,7 @@ class StrategySettings(Table, frozen=True, kw_only=True):
     """How ranks work together.
 
     With the synchronous strategy the result depends on `shards`; `bucket_bytes`, `overlap` and
-    `comm` change the speed alone. `shards` is None ("auto" in the file, or left out) for one shard
+    `comm` change only the speed. `shards` is None ("auto" in the file, or left out) for one shard
     on each rank that computes. `settings` is the strategy's own table, [strategy.NAME].
     """
 
@@ -149,9 +149,9 @@ class RunSettings(Table, frozen=True, kw_only=True):
 class ClusterSettings(Table, frozen=True, kw_only=True):
     """The hardware to simulate; training ignores it.
 
-    `preset` names a cluster; what is not None replaces a number of it. `machines` is None for one
-    rank on each machine, `cores` for as many as a machine has ranks. `input_s` is the time to load
-    one rank's samples of a step. `algorithm` is how machines exchange gradients. `jitter` is a
+    `preset` names a cluster; settings that are not None replace its numbers. `machines` is None for
+    one rank on each machine, `cores` for as many as a machine has ranks. `input_s` is the time to
+    load one rank's samples of a step. `algorithm` is how machines exchange gradients. `jitter` is a
     random factor on the compute of each step. `slow_ranks` maps the number of a rank to a factor on
     its compute in all steps.
     """

@@ -1,8 +1,7 @@
 """Data sets by name: numpy arrays by row number, without torch.
 
-`check` finds what is cheaply seen to be wrong before a job is launched, `load` gives the samples.
-A setting without effect on the chosen data set is refused, not ignored; `seed` alone is the job's
-and is always welcome.
+`check` makes the cheap checks before a job is launched, `load` returns the samples. A setting
+without effect on the chosen data set is refused, not ignored; except `seed`, which every job has.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def check(
     samples: int | None = None,
     seed: int = 0,
 ) -> None:
-    """Raise the ConfigError that `load` would raise, as far as it can be seen without reading."""
+    """Raise the ConfigError that `load` would raise, if it can be found without reading samples."""
     given = _given(name, seed, path, image_size, sample_shape, classes, samples)
     DATA[name].check(**given)
 
@@ -86,7 +85,7 @@ def _given(
     classes: int | None,
     samples: int | None,
 ) -> dict[str, Any]:
-    """Give the settings to pass on, after checking those that need no look at files."""
+    """Return the settings to pass on, after the checks that need no files."""
     if name not in DATA:
         near = difflib.get_close_matches(name, names(), n=1)
         fix = f"Did you mean {near[0]}?" if near else f"Choose from {', '.join(names())}."

@@ -1,7 +1,7 @@
 """What every data set is: two splits whose rows are read by number.
 
-A row depends on its number alone, never on what else is in the batch or who asks: that is what
-lets any number of ranks train on the same samples. Nothing here or beside it imports torch.
+A row depends on its number alone, never on the rest of the batch or on the rank that reads it: so
+any number of ranks can train on the same samples. Nothing in this folder imports torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Split(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, indices: Indices) -> tuple[Samples, Labels]:
-        """Give the samples and labels of these rows, as fresh C-contiguous arrays.
+        """Return the samples and labels of these rows, as new C-contiguous arrays.
 
         Raises IndexError for a row that does not exist; negative numbers do not count from the end.
         """
@@ -32,7 +32,7 @@ class Split(Protocol):
 
 @dataclass(frozen=True)
 class DataSet:
-    """Samples to train on, samples to test on if there are any, and their form."""
+    """Samples to train on, samples to test on if there are any, and their shape and classes."""
 
     name: str
     train: Split
@@ -42,7 +42,7 @@ class DataSet:
 
 
 class GreyImages:
-    """A split of 8-bit grey images held in memory, a byte per pixel until a batch is asked for.
+    """A split of 8-bit grey images in memory, one byte per pixel; batches are float32.
 
     Values are scaled from [0, white] to [0, 1] and normalised: (value / white - mean) / std.
     """
@@ -71,7 +71,7 @@ class GreyImages:
     def batch(self, indices: Indices) -> tuple[Samples, Labels]:
         rows = checked(indices, len(self))
         images = self._images[rows].astype(np.float32)
-        # Here rather than at load: sixty thousand images of 224 px would fill 12 GB.
+        # Resized here, not at load: sixty thousand images of 224 px would fill 12 GB.
         if self._image_size is not None:
             images = resize(images, self._image_size)
         images *= self._scale
@@ -80,7 +80,7 @@ class GreyImages:
 
 
 def checked(indices: Indices, size: int) -> npt.NDArray[np.intp]:
-    """Give `indices` as row numbers, or raise IndexError: numpy would let -1 pass."""
+    """Return `indices` as row numbers, or raise IndexError; numpy would accept -1."""
     rows = np.asarray(indices)
     if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
         raise IndexError(f"rows are a list of integers, got {rows.dtype} of shape {rows.shape}")
@@ -92,9 +92,9 @@ def checked(indices: Indices, size: int) -> npt.NDArray[np.intp]:
 def resize(images: Samples, size: int) -> Samples:
     """Scale images (..., height, width) to (..., size, size), bilinearly.
 
-    Pixels are squares with centres at halves, edges are repeated, and nothing is blurred before
-    shrinking. The same height and width give the same bits back, and each image's result does
-    not depend on the others: everything is elementwise.
+    Pixels are squares with centres at halves, edges are repeated, and there is no anti-aliasing.
+    The same height and width give the same bits back. Each image's result does not depend on the
+    others: everything is elementwise.
     """
     return _resize_rows(_resize_rows(images, size).swapaxes(-1, -2), size).swapaxes(-1, -2).copy()
 

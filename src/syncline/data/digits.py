@@ -1,8 +1,8 @@
 """Digits: the 1797 images of handwritten digits, 8x8 px, that scikit-learn ships (UCI, 1998).
 
-Read from scikit-learn's folder without importing it: the import costs a second on every rank.
-The split is fixed, whatever the job's seed: rows are ordered by `seed_for(0, "digits", row)`, the
-first 1437 train and the other 360 test.
+The file is read without importing scikit-learn: the import costs a second on every rank. The split
+does not depend on the job's seed: rows are ordered by `seed_for(0, "digits", row)`; the first 1437
+are for training, the other 360 for testing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from syncline.errors import ConfigError
 from syncline.seeds import seed_for
 
 ROWS, TRAIN_ROWS, SIZE_PX, CLASSES = 1797, 1437, 8, 10
-WHITE = 16.0  # the pixels count from 0 to 16
+WHITE = 16.0  # pixels are 0 to 16
 MEAN, STD = 0.305, 0.376  # of all pixels on a scale from 0 to 1
 
 

@@ -1,7 +1,7 @@
 """Fashion-MNIST (Xiao 2017, 1708.07747): 60,000 + 10,000 grey images of clothes, 28x28 px.
 
-Four IDX files, gzipped or not, from `path` or from where Debian's package dataset-fashion-mnist
-puts them. Any data set in the same form (MNIST itself) can be read with `path`.
+Four IDX files, gzipped or not, from `path` or from the folder of Debian's package
+dataset-fashion-mnist. Any data set in the same form (MNIST itself) can be read with `path`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def check(*, path: str | None = None, image_size: int | None = None) -> None:
 
 def _read(path: str | None, part: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     image_file, label_file = _files(path, part)
-    # Both headers first: they tell of wrong files before 47 MB are unpacked.
+    # Read both headers first: they show wrong files before 47 MB are unpacked.
     _check_shapes(image_file, _shape(image_file), label_file, _shape(label_file))
     try:
         images = idx.read(image_file)

@@ -1,10 +1,10 @@
 """Image folders: path/train/<class>/*.png, *.jpg and so on, and path/test/ likewise if it is there.
 
-Classes are numbered by name, images in a class come by name, both in the order of their code
-points, so that every machine counts alike. Files with other endings and names that begin with a
-dot are not images here. Images are read when a batch asks for them, made RGB, scaled so that the
-shorter side is `image_size`, cut to the central square and normalised with ImageNet's usual
-constants. Pillow does the reading, and is imported when the first image is read.
+Classes and the images of a class are sorted by name, by code points, so that every machine gets
+the same numbers. Files with other endings and names that begin with a dot are skipped. Images are
+read when a batch needs them, converted to RGB, scaled so that the shorter side is `image_size`, cut
+to the central square and normalised with ImageNet's usual constants. Pillow reads them; it is
+imported when the first image is read.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def check(*, path: str | None = None, image_size: int = SIZE_PX) -> None:
 
 
 def _find(path: str | None) -> dict[str, dict[str, Path]]:
-    """Give the class folders of each split, after checking that they make sense."""
+    """Return the class folders of each split, after checking them."""
     if path is None:
         raise ConfigError(
             "data.path", "it is not there", "folder reads images from a folder", LAYOUT
@@ -140,13 +140,13 @@ def _read(file: Path, size: int) -> npt.NDArray[np.uint8]:
     try:
         with Image.open(file) as image:
             if image.mode.startswith(("I", "F")):
-                # Pillow would clip these to white without a word.
+                # Pillow would clip these to white without a warning.
                 raise ValueError(f"its pixels have more than 8 bits, mode {image.mode}")
-            # Straight to RGB, Pillow warns about a palette with transparency.
+            # Via RGBA: Pillow warns if a palette with transparency is converted to RGB directly.
             opaque = image.convert("RGBA") if "transparency" in image.info else image
             square = ImageOps.fit(opaque.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
             return np.asarray(square)
-    # Whatever a damaged file makes Pillow raise (the list is long), the user needs its name.
+    # A damaged file may make Pillow raise almost anything; the user needs the file's name.
     except Exception as error:
         raise SynclineError(
             f"{file}: the image cannot be read ({error})."

@@ -2,7 +2,7 @@
 
 Big-endian: two zero bytes, a type (8 for unsigned bytes, the only one read here), the number of
 dimensions, a 32-bit length for each, then the values. Files may be gzipped. A damaged file raises
-IdxError; lengths in the header are never trusted with memory.
+IdxError; memory is never allocated by the lengths in the header alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 UNSIGNED_BYTE = 8
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 20  # read piece by piece: the header may announce more than there is
 
 
 class IdxError(ValueError):

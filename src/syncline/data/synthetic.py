@@ -1,11 +1,11 @@
-"""Synthetic samples of any shape: a mean for each class plus noise, made when asked for.
+"""Synthetic samples of any shape: a mean for each class plus noise, computed when they are read.
 
-A sample and its label are a function of (seed, row) alone, written in integer arithmetic and a few
-float32 operations, so they are the same on every machine and for every batch. They can be learnt:
-images have coarse means, of at most 8x8 squares, which survive convolution and pooling. Values
+A sample and its label are a function of (seed, row) alone, computed with integers and a few float32
+operations, so they are the same on every machine and for every batch. A network can learn them: the
+class means of images are coarse, at most 8x8 squares, which survive convolution and pooling. Values
 have mean 0 and variance 1. Rows beyond the training rows are the test split, a fifth as many.
-Memory is about a megabyte whatever the number of samples: means and noise are windows into two
-short pools of numbers, so some rows share their noise, one pair in 65,536.
+Memory is about a megabyte for any number of samples: means and noise are windows into two short
+pools of numbers. So some rows share their noise: one pair in 65,536.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from syncline.data.base import DataSet, Indices, Labels, Samples, checked
 from syncline.seeds import seed_for
 
 SHAPE, CLASSES, SAMPLES = (3, 32, 32), 10, 50_000
-COARSE = 8
-NOISE_WINDOWS = 1 << 16
+COARSE = 8  # squares along a side of an image's mean: large enough to survive pooling
+NOISE_WINDOWS = 1 << 16  # a pool of about this many numbers, so memory stays small
 MEAN_WEIGHT, NOISE_WEIGHT = np.float32(0.6), np.float32(0.8)  # squares add up to 1
 
 
 class Synthetic:
-    """Rows `first` to `first + size - 1` of the endless list that a seed stands for."""
+    """Rows `first` to `first + size - 1` of the endless list of samples of a seed."""
 
     def __init__(
         self, sample_shape: tuple[int, ...], classes: int, first: int, size: int, seed: int
@@ -38,8 +38,8 @@ class Synthetic:
         is_image = len(sample_shape) == 3
         coarse = (min(length, COARSE) for length in sample_shape[1:]) if is_image else ()
         self._mean_shape = (sample_shape[0], *coarse) if is_image else sample_shape
-        # The means of classes c and c + 1 are the same numbers shifted by one place, which makes
-        # them as unlike as two independent draws, without a table of all of them.
+        # The means of classes c and c + 1 are the same numbers shifted by one place. They differ
+        # as much as two independent draws, and no table of all means is needed.
         self._means = _windows(classes, math.prod(self._mean_shape), seed_for(seed, "means"))
         self._noise = _windows(NOISE_WINDOWS, math.prod(sample_shape), seed_for(seed, "noise"))
 
@@ -58,7 +58,7 @@ class Synthetic:
         return samples, labels
 
     def _spread(self, means: Samples) -> Samples:
-        """Blow coarse means up to whole images."""
+        """Enlarge coarse means to whole images."""
         if self._mean_shape == self._shape:
             return means
         down, across = (
@@ -75,7 +75,7 @@ def load(
     samples: int = SAMPLES,
     seed: int = 0,
 ) -> DataSet:
-    """Describe `samples` training rows and a fifth as many test rows (at least one)."""
+    """Return `samples` training rows and a fifth as many test rows (at least one)."""
     sample_shape = tuple(sample_shape)
     train = Synthetic(sample_shape, classes, 0, samples, seed)
     test = Synthetic(sample_shape, classes, samples, max(1, samples // 5), seed)
@@ -89,11 +89,11 @@ def check(
     samples: int = SAMPLES,
     seed: int = 0,
 ) -> None:
-    """Find nothing wrong: there are no files, and the settings were looked at before."""
+    """Do nothing: there are no files, and the caller has checked the settings."""
 
 
 def _windows(count: int, width: int, seed: int) -> npt.NDArray[np.float32]:
-    """Give `count` overlapping rows of `width` numbers, uniform with mean 0 and variance 1."""
+    """Return `count` overlapping rows of `width` numbers, uniform with mean 0 and variance 1."""
     bits = _hash(np.arange(count + width - 1), seed) >> np.uint64(40)
     pool = bits.astype(np.float32) * np.float32(2**-24)  # exact: 24 bits
     pool = (pool - np.float32(0.5)) * np.float32(math.sqrt(12))

@@ -2,8 +2,8 @@
 
 Parameters lie in the order in which forward first uses them, each on a 128-byte boundary, so that
 the arithmetic on a parameter does not depend on where it lies. Strips are cut only between
-parameters or at whole blocks from a parameter's start: a block is updated, and its norm taken,
-by the same instructions whoever owns it. `layout.py` says what lies where.
+parameters or at whole blocks from a parameter's start: a block is updated, and its norm taken, by
+the same instructions on any owner. `layout.py` decides where parameters lie.
 
 A bucket has two memories: what forward and backward read (`in_use`), and what ranks exchange
 (`parameters`). In most cases they coincide.
@@ -28,7 +28,7 @@ from syncline.sizes import Size
 
 @dataclass(eq=False)
 class Slot:
-    """One parameter's place in its bucket, and what became of its gradient in this step."""
+    """One parameter's place in its bucket, and the state of its gradient in this step."""
 
     name: str
     parameter: torch.nn.Parameter
@@ -41,10 +41,10 @@ class Slot:
     fired: int = 0
     """Gradients that autograd delivered in this shard."""
     expected: int = 1
-    """Gradients a shard delivers, as learned: the gradient is taken when this many have come."""
+    """Gradients that a shard delivers, learned from earlier steps: take it when all have come."""
     is_taken: bool = False
     has_gradient: bool = False
-    """Whether any shard of this step delivered one."""
+    """Whether any shard of this step delivered a gradient."""
 
     num_elements: int = field(init=False)
 
@@ -59,29 +59,29 @@ class Slot:
 
 
 class StripOptimizer(Protocol):
-    """The user's optimizer on one strip, with the state that it keeps for it."""
+    """The user's optimizer on one strip, with its state."""
 
     settings: ParamGroups
-    """Those of each parameter group when it was made."""
+    """The settings of each parameter group when it was made."""
 
     def run(self, update: UpdateSettings) -> None:
         """Update the strip with the settings of one step."""
 
     def keep(self, without: frozenset[int]) -> None:
-        """Remember the state, so that the next run, without some parameters, can be undone."""
+        """Keep the state, so that the next `run`, which leaves out `without`, can be undone."""
 
     def undo(self) -> None:
-        """Go back to the state that was kept. The caller puts the parameters back."""
+        """Restore the state that was kept. The caller restores the parameters."""
 
     def held_of(self, slot: Slot) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        """Yield what is held of a parameter: first and last element in the bucket, and state."""
+        """Yield the state of a parameter's pieces: start and stop in the bucket, and state."""
 
     def load_state(self, slot: Slot, state: dict[str, Any]) -> None:
-        """Take this strip's part of a parameter's whole state."""
+        """Load this strip's part of a parameter's whole state."""
 
 
 class Event(Protocol):
-    """Something that has happened or not: a thread's, or the virtual clock's."""
+    """An event between threads, or on the virtual clock."""
 
     def is_set(self) -> bool: ...
 
@@ -90,7 +90,7 @@ class Event(Protocol):
     def clear(self) -> None: ...
 
     def wait_for(self, why: Callable[[], str]) -> None:
-        """Wait until it is set; `why` says for people what for."""
+        """Wait until it is set; `why` returns the reason, for error messages."""
 
 
 @dataclass(eq=False)
@@ -106,33 +106,33 @@ class Bucket:
     part: Part
     """This rank's part in the sums of the group that holds these parameters."""
     parameters: Strips
-    """What the update writes and ranks exchange."""
+    """The memory that the update writes and ranks exchange."""
     gradient: Partials
     ready: Event
     """Set when the parameters may be read."""
     comm: Communicator = field(init=False)
     """The ranks that hold these parameters and add up their gradients."""
     in_use: Strips = field(init=False)
-    """What forward and backward read: `parameters`, unless updates are taken early."""
+    """The memory that forward and backward read: `parameters`, unless updates are taken early."""
     has_copy: bool = False
-    """Whether `in_use` is another memory than `parameters`."""
+    """Whether `in_use` is not the same memory as `parameters`."""
     gather_channel: int = field(init=False)
     optimizer: StripOptimizer = field(init=False)
     ends_lending: bool = field(init=False)
-    """Whether its exchange in a step ends with memory that peers may still read."""
+    """Whether the engine must call `end_lending` before the bucket is ready (`steps.py`)."""
     scale: float = field(init=False)
-    """The factor that makes a mean of a sum over the group's shards."""
+    """The factor that turns a sum over the group's shards into a mean."""
     leaf: LeafPlan = field(init=False)
-    """Where the gradient of the present shard goes."""
+    """Where the gradient of the current shard goes."""
     step: int = 0
     """The number of the step that its next update belongs to."""
     untaken: int = 0
-    """Gradients of its parameters that are still to come in this shard."""
+    """How many gradients of its parameters are still to come in this shard."""
     is_reduced: bool = False
     is_early: bool = False
-    """Whether the parameters hold an update that `step()` has not asked for yet."""
+    """Whether the parameters hold an update for which `step()` has not been called yet."""
     is_in_flight: bool = False
-    """Whether its parameters have to be waited for before they are read."""
+    """Whether a reader of its parameters must first wait."""
 
     def __post_init__(self) -> None:
         self.comm = self.part.comm
@@ -164,13 +164,13 @@ class Bucket:
 
     @property
     def summed(self) -> torch.Tensor:
-        """The gradient that the optimizer reads, laid out as the bucket; right where owned."""
+        """The gradient that the optimizer reads, laid out like the bucket; valid where `owned`."""
         each = self.family.updates == "each"
         return self.gradient.result if each else self.gradient.sums[0].mine
 
 
 def slots_at(place: Place, slots: Sequence[Slot]) -> list[Slot]:
-    """Return the slots of a bucket to be, and tell each its offset."""
+    """Return the slots of a new bucket, and set their offsets."""
     mine = [slots[number] for number in place.numbers]
     for slot, offset in zip(mine, place.offsets, strict=True):
         slot.offset = offset
@@ -191,7 +191,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def view_of(flat: torch.Tensor, slot: Slot) -> torch.Tensor:
-    """Return the slot's part of flat memory, shaped and strided as the parameter."""
+    """Return the slot's part of flat memory, with the parameter's shape and strides."""
     like = slot.parameter
     stride = like.stride() if is_dense(like) else torch.empty(like.shape, device="meta").stride()
     return torch.as_strided(flat, like.shape, stride, flat.storage_offset() + slot.offset)
@@ -200,8 +200,8 @@ def view_of(flat: torch.Tensor, slot: Slot) -> torch.Tensor:
 def add_gradient(slot: Slot, plan: LeafPlan, gradient: torch.Tensor | None, scale: float) -> None:
     """Move a shard's gradient into flat memory and add it to the rank's partial sums.
 
-    `plan` and `scale` are the bucket's. The mean's factor goes in here, where the gradient is
-    copied anyway: no pass of its own.
+    `plan` and `scale` are the bucket's. The mean's factor is applied here, where the gradient is
+    copied anyway: that saves a pass.
     """
     target = slot.gradients[plan.into]
     if gradient is None:
@@ -237,7 +237,7 @@ class Piece:
 
 
 def pieces_of(bucket: Bucket, start: int, stop: int) -> Iterable[Piece]:
-    """Yield the pieces of the bucket's parameters between two places."""
+    """Yield the pieces of the bucket's parameters between two elements."""
     for slot in bucket.slots:
         first = max(start, slot.offset)
         last = min(stop, slot.offset + slot.num_elements)
@@ -250,10 +250,10 @@ def send_order(layout: Layout, buckets: Sequence[Bucket]) -> list[Bucket]:
     return [buckets[index] for index in layout.send_order]
 
 
-def needs_closing(comm: Communicator, buckets: Sequence[Bucket]) -> bool:
-    """Say whether what the step group sums must be closed by a meeting of its own.
+def must_end_lending(comm: Communicator, buckets: Sequence[Bucket]) -> bool:
+    """Say whether a sum of the step group must be followed by `end_lending`.
 
-    Where a bucket is held by the whole step group, its exchange in each step is that meeting. Where
-    all are held by smaller groups, a rank may be a step ahead of one that it shares no group with.
+    If the whole step group holds some bucket, that bucket's exchange ends the lending in each step.
+    If only smaller groups hold buckets, a rank may be a step ahead of a rank of another group.
     """
     return not any(bucket.comm is comm for bucket in buckets)

@@ -1,8 +1,8 @@
-"""A model's buffers, so that they come out the same on any number of ranks.
+"""Makes a model's buffers the same on any number of ranks.
 
 Every shard of a step starts from the same buffers. The running statistics of norm layers are then
-averaged over all shards along the fixed tree, as gradients are; other buffers are those that shard
-0 leaves behind. With one shard this is what a plain loop does.
+averaged over all shards along the fixed tree, as gradients are; other buffers get shard 0's values.
+With one shard this is what a plain loop does.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 def flat_buffers(model: nn.Module) -> torch.Tensor:
-    """Return a copy of all buffers that hold numbers, one after the other."""
+    """Return a copy of all floating-point buffers, one after the other, in float64."""
     parts = [b.detach().reshape(-1).double() for b in model.buffers() if b.is_floating_point()]
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
 
 def load_flat_buffers(model: nn.Module, flat: torch.Tensor) -> None:
-    """Put back what `flat_buffers` returned."""
+    """Restore buffers from what `flat_buffers` returned."""
     at = 0
     for buffer in model.buffers():
         if buffer.is_floating_point():
@@ -49,7 +49,7 @@ def find_statistics(model: nn.Module) -> tuple[list[torch.Tensor], list[torch.Te
 
 
 class Buffers:
-    """The buffers of a model: statistics in flat memory of their own, the others where they are."""
+    """The buffers of a model: statistics in new flat memory, the others where they are."""
 
     def __init__(self, model: nn.Module, comm: Communicator, spread: Spread) -> None:
         """`comm` and `spread` are those of the ranks that take each step together."""
@@ -90,21 +90,21 @@ class Buffers:
         """Return how many batches each norm layer has seen."""
         return [float(counter) for counter in self._counters]
 
-    def hear_counts(self, told: Sequence[float]) -> None:
-        """Take over what a rank that computes has counted; it stands at the end of what is told."""
+    def load_counts(self, told: Sequence[float]) -> None:
+        """Set the counters to a computing rank's counts, which are the last of the told numbers."""
         if self._counters:
             for counter, count in zip(self._counters, told[-len(self._counters) :], strict=True):
                 counter.fill_(int(count))
 
     def begin_step(self) -> None:
-        """Remember where every shard of the step starts from."""
+        """Keep the buffers from which every shard of the step starts."""
         if self._norms:
             self._start.copy_(self._current)
         self._start_small = [buffer.clone() for buffer in self._small]
         self._versions = [buffer._version for buffer in self.others]
 
     def begin_shard(self) -> None:
-        """Go back to where the step started."""
+        """Restore the buffers from the start of the step."""
         if self._norms:
             self._current.copy_(self._start)
         for buffer, start in zip(self._small, self._start_small, strict=True):
@@ -125,7 +125,7 @@ class Buffers:
             sums[into].add_(sums[from_])
 
     def end_step(self, comm: Communicator, others_changed: bool) -> Iterator[None]:
-        """Take over the averaged statistics, and shard 0's other buffers. Comm lane.
+        """Set the averaged statistics and shard 0's other buffers. Runs on the comm lane.
 
         Yields after each wait: in a simulation another rank may have used the model meanwhile.
         """

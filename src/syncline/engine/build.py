@@ -1,7 +1,7 @@
-"""Buckets of a real model: built once, when the first shard's gradients have come.
+"""Builds the buckets of a real model, once, when the first shard's gradients have come.
 
-The layout must be the same on every rank, so rank 0 tells the others what it depends on: the order
-in which forward used the parameters, the number of cores, the times of the first backward.
+The layout must be the same on every rank, so rank 0 tells the others the facts that it depends on:
+the order in which forward used the parameters, the number of cores, the first backward's times.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ def agree_on_facts(
 
 
 def describe_settings(strategy: Strategy) -> list[str]:
-    """Say with which settings a strategy runs, for people; nothing if it has none."""
+    """Return a log line with a strategy's settings; none if it has no settings."""
     settings = msgspec.structs.asdict(strategy.settings)
     words = ", ".join(f"{name} {value}" for name, value in settings.items())
     return [f"{type(strategy).__name__.lower()}: {words}"] if words else []
 
 
 class RealTiming:
-    """The clock on the wall, events between threads, and the progress board."""
+    """Real time: the process's clock, events between threads, and the progress board."""
 
     now = staticmethod(time.perf_counter)
     event = ThreadEvent
@@ -90,7 +90,7 @@ class RealTiming:
 
 
 def _note_nothing(phase: str, bucket: int, step: int) -> None:
-    """In a world of one nobody looks at the progress board."""
+    """Do nothing: a world of one has no progress board."""
 
 
 class LaidOutModel:
@@ -161,7 +161,7 @@ class LaidOutModel:
     def optimizer_of(
         self, bucket: Bucket, parameters: torch.Tensor, gradient: torch.Tensor, low: int, high: int
     ) -> OptimizerOnStrip:
-        """Make the user's optimizer for elements `low` to `high` of memory laid out as a bucket."""
+        """Return the user's optimizer for elements `low` to `high` of memory like a bucket's."""
         memory = (parameters, gradient)
         return OptimizerOnStrip(
             self._optimizer, bucket, memory, low, high, self.reach, self._group_number
@@ -174,11 +174,11 @@ class LaidOutModel:
         return cut(spans, bucket.num_elements, tuple(owns), inside_parameters=inside)
 
     def flat_buffers(self) -> torch.Tensor:
-        """Return a copy of all buffers that hold numbers, flat."""
+        """Return a flat copy of all floating-point buffers."""
         return flat_buffers(self._model)
 
     def describe(self, bucket_bytes: int) -> str:
-        """Say how the parameters lie in buckets, for people."""
+        """Return a log line that says how the parameters lie in buckets."""
         total = sum(bucket.size_bytes for bucket in self.buckets)
         largest = max((bucket.size_bytes for bucket in self.buckets), default=0)
         return (

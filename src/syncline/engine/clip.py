@@ -1,9 +1,9 @@
 """Clipping by the global norm, equal for any number of ranks.
 
 The norm is summed over fixed blocks of each parameter, in float64: a rank adds up the blocks of
-its own strips, everybody learns all blocks, and the total is taken in registration order. Where
-all ranks but one hold zero, a sum is exact, so who owns which block leaves no trace. The last
-digits may differ from those of torch's own clipping.
+its own strips, an all-reduce gives all blocks to all ranks, and each sums them in registration
+order. For each block all ranks but one contribute zero, so the all-reduce is exact and the result
+does not depend on which rank owns which block. The last digits may differ from torch's clipping.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from itertools import accumulate
 import torch
 
 from syncline.comm.base import Communicator, small_sum
-from syncline.engine.bucket import Bucket, Slot, needs_closing, pieces_of
+from syncline.engine.bucket import Bucket, Slot, must_end_lending, pieces_of
 from syncline.engine.layout import BLOCK_ELEMENTS
 
 _TORCH_EPSILON = 1e-6
-"""What torch's `clip_grad_norm_` adds to the norm before it divides."""
+"""The number that torch's `clip_grad_norm_` adds to the norm before it divides."""
 
 
 class Norm:
@@ -29,12 +29,12 @@ class Norm:
     ) -> None:
         firsts = [0, *accumulate(map(num_blocks, slots))]
         self._comm = comm
-        self._is_closed_here = needs_closing(comm, buckets)
+        self._ends_lending = must_end_lending(comm, buckets)
         self._squares = small_sum(comm, firsts[-1], torch.float64)
         self._counted: list[tuple[torch.Tensor, int]] = []
-        """What this rank contributes: a piece of gradient and the number of its first block."""
+        """The gradient pieces this rank counts, each with the number of its first block."""
         self._scaled: list[torch.Tensor] = []
-        """What this rank's optimizer will read: more than it counts, where each updates all."""
+        """The gradients that this rank's optimizer reads: all, if every rank updates everything."""
         for bucket in buckets:
             gradient, position = bucket.summed, bucket.comm.position
             for piece in pieces_of(bucket, *bucket.gradient.cuts[position : position + 2]):
@@ -44,15 +44,15 @@ class Norm:
             self._scaled += [gradient[piece.start : piece.stop] for piece in pieces]
 
     def clip(self, max_norm: float) -> torch.Tensor:
-        """Scale the gradients that this rank uses; return the norm before. A collective."""
+        """Scale this rank's gradients; return the norm before scaling. A collective."""
         squares = self._squares.sums[0].mine
-        # The last all_reduce lent this memory; the gathers after it have returned since.
+        # The last all_reduce lent this memory; later gathers have ended the lending.
         squares.zero_()
         for values, at in self._counted:
             sums = block_squares(values)
             squares[at : at + sums.numel()] = sums
         self._comm.all_reduce(self._squares)
-        if self._is_closed_here:
+        if self._ends_lending:
             self._comm.end_lending()
         norm = self._squares.result.sum().sqrt().to(torch.float32)
         scale = float(max_norm / (norm + _TORCH_EPSILON))
@@ -63,12 +63,12 @@ class Norm:
 
 
 def num_blocks(slot: Slot) -> int:
-    """Return how many blocks a parameter has, each of which has a norm."""
+    """Return how many blocks a parameter has."""
     return -(-slot.num_elements // BLOCK_ELEMENTS)
 
 
 def block_squares(values: torch.Tensor) -> torch.Tensor:
-    """Sum the squares of each block of a piece, in float64, block by block the same for any cut."""
+    """Return the sum of squares of each block of a piece, in float64, the same for any cut."""
     whole = values.numel() // BLOCK_ELEMENTS * BLOCK_ELEMENTS
     sums = []
     if whole:

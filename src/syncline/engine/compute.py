@@ -1,8 +1,8 @@
 """The compute lane's half of a step: the user's thread, from backward to the next forward.
 
 Gradients are taken from autograd (`gradients.py`), complete buckets are given to the comm lane
-(`steps.py`), and uses of parameters wait for them (`waiting.py`). Here is the order of all that:
-what `optimizer.step()`, clipping and dropping do.
+(`steps.py`), and uses of parameters wait for them (`waiting.py`). This module calls these in order:
+in `optimizer.step()`, in clipping and in dropping gradients.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ComputeLane:
         """`build` lays out the buckets when the first shard's gradients are complete."""
         self.step_number = 0
         self.check: Callable[[], None] | None = None
-        """Asked before every step, if there is anything to refuse."""
+        """Called before every step; it raises if the step must be refused."""
         self._optimizer = optimizer
         self._idle_optimizer = idle_copy(optimizer)
         self._slots = slots
@@ -71,7 +71,7 @@ class ComputeLane:
         self.overlap = overlap
         self._steps: Steps | None = None
         self._norm: Norm | None = None
-        self._no_grad = torch.no_grad()  # made once: that costs more than to enter it
+        self._no_grad = torch.no_grad()  # made once: making it costs more than entering it
         self.gradients = Gradients(
             slots, share, buffers, build=build, wait=self._wait, complete=self.send_ready
         )
@@ -90,7 +90,7 @@ class ComputeLane:
         return self._steps
 
     def begin(self, steps: Steps, buckets: Sequence[Bucket]) -> None:
-        """Take steps from now on: the buckets are built."""
+        """Begin to take steps, once the buckets are built."""
         self._steps, self._buckets = steps, buckets
         if self._share.mine:
             open_shard(buckets, self.gradients.shard)
@@ -98,15 +98,15 @@ class ComputeLane:
         self.waiting.begin(steps, buckets)
 
     def make_flags(self) -> Flags:
-        """Allocate what ranks tell each other in every step. Every rank calls it."""
+        """Return newly allocated flags. Every rank calls it."""
         step, num_told = self._share.step, len(self._told_to_servers(snapshot(self._optimizer)))
         return Flags(step.comm, len(self._slots), len(step.shards), num_told)
 
     def take_off(self) -> None:
-        """Take the hooks off parameters and modules.
+        """Remove the hooks from parameters and modules.
 
-        Where nothing overlaps they are not needed: parameters are up to date when `step()` returns,
-        and `step()` takes the gradients.
+        Without overlap they are not needed: parameters are up to date when `step()` returns, and
+        `step()` takes the gradients.
         """
         for handle in self._handles:
             handle.remove()
@@ -116,7 +116,7 @@ class ComputeLane:
     # Step.
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """Runs in place of the optimizer's own step, which is left with nothing to do."""
+        """Run the step in place of the optimizer's own, which then has nothing to do."""
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         instead: dict[str, Any] = {}
         if closure is not None:
@@ -147,7 +147,7 @@ class ComputeLane:
         return (self._idle_optimizer,), instead
 
     def _close_backward(self) -> None:
-        """Close the last shard; refuse a step whose shards are not all done."""
+        """Close the last shard; refuse a step before all of this rank's shards are done."""
         mine, shard = self._share.mine, self.gradients.shard
         if not mine:
             raise refuse_steps_of_server(self._rank)
@@ -174,7 +174,7 @@ class ComputeLane:
         return encode(
             [slot.has_gradient for slot in self._slots],
             has_changed_buffers=self._buffers.has_changed_others,
-            is_spoilt=self._early.spoilt_by is not None,
+            is_early_invalid=self._early.invalid_because is not None,
             step_s=self._early.step_s(),
             losses=self.gradients.losses,
             settings=self._told_to_servers(settings) if self._share.is_served else (),
@@ -191,7 +191,7 @@ class ComputeLane:
         self.gradients.begin_step()
 
     def serve_step(self, clip_norm: float | None) -> None:
-        """Take part in a step of the others, on a rank that computes nothing."""
+        """Take part in a step of the other ranks, on a rank that computes nothing."""
         with self._no_grad:
             settings = snapshot(self._optimizer)
             for bucket in self._buckets:
@@ -224,11 +224,11 @@ class ComputeLane:
         self.waiting.synchronize()
 
     def settle(self, reason: str) -> None:
-        """Wait for the last step, and undo what was taken early of the next, for a reason."""
+        """Wait for the last step, and undo early updates of the next; `reason` is logged."""
         self.synchronize()
         if self._early.why_not is None and self._steps is not None and self._steps.has_sent:
             self._lane.drain()
-            self._early.spoil(reason)
+            self._early.invalidate(reason)
             for bucket in self._buckets:
                 self._early.undo(bucket)
 
@@ -238,7 +238,7 @@ class ComputeLane:
         """Scale the step's gradients so that their global norm is at most `max_norm`."""
         with torch.no_grad():
             self._finish_backward()
-        self._early.spoil("gradients are clipped")
+        self._early.invalidate("gradients are clipped")
         started = time.perf_counter()
         norm = self._lane.call(self._clip, max_norm)
         self._built.waited_s += time.perf_counter() - started
@@ -250,16 +250,16 @@ class ComputeLane:
         return self._norm.clip(max_norm)
 
     def discard_gradients(self, strategy: Strategy) -> None:
-        """Drop this step's gradients, which every rank drops."""
+        """Drop this step's gradients. Every rank calls it."""
         with torch.no_grad():
             self._finish_backward()
-        # Peers may still be adding up what was sent here; what they get, they drop as well.
+        # Peers may still be adding up what this rank sent; they drop the sum as well.
         self._lane.drain()
         self.settle("gradients were dropped")
         for bucket in self._buckets:
             self._lane.call(strategy.discard, bucket)
         self._built.discard()
-        self._buffers.begin_shard()  # on all ranks alike: no shard of this step counts
+        self._buffers.begin_shard()  # as on all ranks: no shard of this step counts
         self.step_number -= 1
         self._begin_next_step()
         for slot in self._slots:

@@ -1,15 +1,16 @@
-"""Updates taken early: while backward still computes, before `step()` has asked for them.
+"""Early updates: made during backward, before `optimizer.step()` is called.
 
-Where backward leaves gaps on the wire, new parameters of the last layers could fill them, but they
-wait for `step()`. So the update is made as soon as a bucket's gradient is summed, with the settings
-that the optimizer has then, into memory that nobody reads yet; forward and backward go on with
-`bucket.in_use`. In nearly every loop `step()` then finds nothing changed, and all that is left is a
-copy. If anything did change on any rank (clipped gradients, another learning rate, a parameter
-without gradient), all ranks learn it from the step's flags, undo, and update once more.
+During backward the network is sometimes idle. It could then gather new parameters of the last
+layers, but these normally wait for `step()`. So a bucket is updated as soon as its gradient is
+summed, with the optimizer's settings at that moment, into memory that forward and backward do not
+read: they read `bucket.in_use`. In nearly every loop nothing has changed when `step()` comes, and
+only a copy is left to do. If anything did change on any rank (clipped gradients, another learning
+rate, a parameter without gradient), all ranks learn it from the step's flags, undo the early
+updates, and update again.
 
-Whether it pays depends on compute, wire and processors, so it is tried: some steps late, some
-early, twice, and the ranks choose by the time that all of them took. Only the later half of the
-buckets is worth it: their gathers are the last to be needed.
+Whether this saves time depends on compute, network and processors, so there is a trial: some steps
+late, some early, twice; the ranks choose by the total time of all ranks. Only the later half of the
+buckets is updated early: forward needs these last, so their gathers may take long.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ from syncline.engine.optimizer import leaves_gradients, snapshot
 log = logging.getLogger("syncline")
 
 BLOCK_STEPS = 4
-"""Steps in a block. The first still waits for gathers of the block before, and is not timed."""
+"""Steps in a block. The first still waits for gathers of the last block, and is not timed."""
 NUM_BLOCKS = 4
 """Late and early twice, so that a slow moment of the machine does not decide."""
 LEAST_GAIN = 0.99
-"""Early updates are kept if a step takes at most this share of its time: they cost memory."""
+"""Early updates cost memory: keep them only if a step takes less than this share of its time."""
 
 
 def why_not_early(
     optimizer: Optimizer, plan: Plan, comm: Communicator, *, overlap: bool, private: bool
 ) -> str | None:
-    """Find out whether early updates pay and can be undone; if not, say why.
+    """Return why early updates cannot save time or cannot be undone; None if they can.
 
     `comm` is the step group's.
     """
     settings = [value for group in snapshot(optimizer) for value in group.values()]
     if comm.num_machines == 1:
-        return "there is no wire to fill"
+        return "all ranks are on one machine"
     if any(family.updates == "each" for family in plan.families):
         return "every rank updates all parameters, so there is nothing to gather"
     if len(plan.families) > 1:
@@ -68,14 +69,14 @@ def why_not_early(
 
 
 class EarlyUpdates:
-    """Which buckets are updated early, and whether this step's early updates hold."""
+    """Which buckets are updated early, and whether this step's early updates are valid."""
 
     def __init__(self, why_not: str | None, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self.why_not = why_not
-        """None as long as updates are, or may be, taken early."""
-        self.spoilt_by: str | None = None
-        """What has changed on this rank since this step's updates were taken."""
+        """Why updates are not taken early; None while they are, or may be."""
+        self.invalid_because: str | None = None
+        """What has changed on this rank since this step's early updates; None if nothing."""
         self._settings: ParamGroups | None = None
         self._is_wanted = False
         self._num_tried = 0
@@ -83,26 +84,26 @@ class EarlyUpdates:
         self._entered_s = 0.0
 
     def describe(self) -> str:
-        """Say whether updates are taken early, for people."""
+        """Return a line that says whether updates are taken early."""
         if self.why_not is not None:
             return f"updates are not taken early: {self.why_not}"
-        return "half of the updates are taken early if that turns out to pay"
+        return "half of the updates are taken early if a trial shows that this saves time"
 
     def prepare(self, buckets: Sequence[Bucket], comm: Communicator) -> None:
-        """Give the later half of the buckets memory of their own to read from."""
+        """Give the later half of the buckets separate memory for forward to read."""
         if self.why_not is None:
             for bucket in buckets[len(buckets) // 2 :]:
                 memory = comm.allocate(bucket.num_elements, bucket.dtype)
                 bucket.in_use = Strips(memory, bucket.parameters.cuts)
                 bucket.has_copy = True
-                # A gather that may take long holds up no other bucket's hooks.
+                # A channel of its own: this gather may take long and must not delay other buckets.
                 bucket.gather_channel = NUM_CHANNELS + bucket.index
 
     def takes(self, bucket: Bucket) -> bool:
         return self._is_wanted and self.why_not is None and bucket.has_copy
 
     def give_back(self, bucket: Bucket) -> None:
-        """Let forward and backward read a bucket's exchanged memory again, as if never early."""
+        """Let forward and backward read `bucket.parameters` again, without a copy."""
         bucket.in_use = bucket.parameters
         bucket.has_copy = False
         for slot in bucket.slots:
@@ -114,13 +115,13 @@ class EarlyUpdates:
         return self._entered_s - before
 
     def decide(self, step_s: float) -> None:
-        """Learn how long a step took, all ranks together; choose how to take the next.
+        """Note how long a step took, summed over ranks; choose whether the next is taken early.
 
-        Every rank calls it with the same number, so all choose alike.
+        Every rank calls it with the same number, so all choose the same.
         """
         if self.why_not is not None or self._num_tried == NUM_BLOCKS * BLOCK_STEPS:
             return
-        if self._num_tried % BLOCK_STEPS:  # the first of a block still has the last one's gathers
+        if self._num_tried % BLOCK_STEPS:  # the first still waits for the last block's gathers
             self._times_s[self._is_wanted].append(step_s)
         self._num_tried += 1
         block = self._num_tried // BLOCK_STEPS
@@ -129,14 +130,14 @@ class EarlyUpdates:
             return
         late, early = (statistics.median(self._times_s[choice]) for choice in (False, True))
         self._is_wanted = early < LEAST_GAIN * late
-        found = f"a step takes {early / late:.3f} of its time then"
+        found = f"a step takes {early / late:.3f} times as long as without"
         if self._is_wanted:
             log.info("updates are taken early: %s", found)
         else:
             self.stop(found)
 
     def settings(self, optimizer: Optimizer) -> ParamGroups:
-        """Return the settings for this step's early updates: those of the first of them."""
+        """Return the settings for this step's early updates: those at the first of them."""
         if self._settings is None:
             self._settings = snapshot(optimizer)
         return self._settings
@@ -144,18 +145,18 @@ class EarlyUpdates:
     def check(self, settings: ParamGroups) -> None:
         """Compare with the settings on entering `step()`."""
         if self._settings is not None and self._settings != settings:
-            self.spoil("the optimizer's settings changed between backward and step()")
+            self.invalidate("the optimizer's settings changed between backward and step()")
 
-    def spoil(self, reason: str) -> None:
-        """Say, on the compute lane, that this step's early updates do not hold."""
+    def invalidate(self, reason: str) -> None:
+        """Mark this step's early updates as invalid, on the compute lane."""
         if self.why_not is None:
-            self.spoilt_by = self.spoilt_by or reason
+            self.invalid_because = self.invalid_because or reason
 
     def begin_step(self) -> None:
-        self.spoilt_by = self._settings = None
+        self.invalid_because = self._settings = None
 
     def stop(self, reason: str) -> None:
-        """Take no more updates early: what spoilt one step is likely to spoil the next.
+        """Take no more updates early: the next step is likely to be invalid for the same reason.
 
         From here on `give_back` may run on the compute lane, when it next waits for a bucket.
         """
@@ -164,7 +165,7 @@ class EarlyUpdates:
             log.info("updates are no longer taken early: %s", reason)
 
     def undo(self, bucket: Bucket) -> None:
-        """Put a bucket's parameters and optimizer state back to before its early update."""
+        """Restore a bucket's parameters and optimizer state from before its early update."""
         if bucket.is_early:
             assert bucket.has_copy
             position = bucket.comm.position

@@ -1,6 +1,6 @@
-"""The order in which forward first uses a model's parameters, found the same way for both clocks.
+"""The order in which forward first uses a model's parameters, for real and virtual time.
 
-A parameter is used when a module that owns it is called, or when any torch function touches it:
+A parameter is used when a module that owns it is called, or when any torch function gets it:
 weights are also used outside their module (tied weights, `F.linear(x, other.weight)`).
 """
 
@@ -16,13 +16,13 @@ from torch.nn import Parameter
 from syncline.engine.parameters import InFlight, become, waiters
 
 _READ_BELOW = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.MultiheadAttention)
-"""Modules that read the parameters of modules below them without calling those."""
+"""Modules that read the parameters of their submodules without calling these."""
 
 
 def owners_of(
     model: nn.Module, parameters: Sequence[Parameter]
 ) -> Iterator[tuple[nn.Module, list[int]]]:
-    """Yield every module with the numbers of the parameters that its forward reads by itself."""
+    """Yield every module with the numbers of the parameters that its own forward reads."""
     number_of = {id(parameter): number for number, parameter in enumerate(parameters)}
     for module in model.modules():
         own = module.parameters(recurse=isinstance(module, _READ_BELOW))
@@ -32,10 +32,10 @@ def owners_of(
 def order_of(
     first_use: Sequence[int], with_gradient: Set[int], num_parameters: int
 ) -> tuple[list[int], list[int]]:
-    """Return the order in which parameters lie in buckets, and those without use.
+    """Return the order in which parameters lie in buckets, and the parameters without gradient.
 
-    Those with a gradient come in their order of first use; those that nobody saw being used after
-    them.
+    Parameters with a gradient come in their order of first use; those whose use was not seen come
+    after them.
 
     >>> order_of([2, 0], {0, 1, 2}, 4)
     ([2, 0, 1], [3])
@@ -46,28 +46,28 @@ def order_of(
 
 
 class FirstUse:
-    """Notes the order while forward runs for the first time."""
+    """Records the order while forward runs for the first time."""
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self._parameters = parameters
         self.order: list[int] = []
         """Numbers of the parameters used so far."""
         for parameter in parameters:
-            become(parameter, InFlight)  # the first touch is noted
+            become(parameter, InFlight)  # so that its first use is recorded
 
     def touch(self, number: int) -> None:
-        """A parameter is used for the first time."""
+        """Record that a parameter is used for the first time."""
         self.order.append(number)
         become(self._parameters[number], Parameter)
 
     def touch_all(self, numbers: Sequence[int]) -> None:
-        """A module that owns these parameters is called."""
+        """Record that a module that owns these parameters is called."""
         for number in numbers:
             if type(self._parameters[number]) is InFlight:
                 self.touch(number)
 
     def watch(self, model: nn.Module) -> None:
-        """Note uses by hooks of its own, on a model that nobody else watches."""
+        """Record uses with this object's own hooks, on a model without a `Waiting`."""
         for number, parameter in enumerate(self._parameters):
             waiters.set(parameter, functools.partial(self.touch, number))
         for module, numbers in owners_of(model, self._parameters):

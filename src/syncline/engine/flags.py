@@ -1,4 +1,4 @@
-"""What ranks tell each other in every step, in one small sum: written and read here alone."""
+"""Flags: one small sum in which ranks tell each other facts in every step, and its layout."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ import torch
 from syncline.comm.base import Communicator, Partials, small_sum
 
 _NUM_EXTRA = 3
-"""Numbers between those of the parameters and the losses: see `encode`."""
+"""How many numbers lie between those of the parameters and the losses: see `encode`."""
 
 
 class Told(NamedTuple):
-    """What all ranks of a step group said together."""
+    """What all ranks of a step group told, summed."""
 
     without: frozenset[int]
     """Parameters for which no rank has a gradient."""
     has_changed_buffers: bool
-    is_spoilt: bool
-    """Whether updates that were taken early do not hold on some rank."""
+    is_early_invalid: bool
+    """Whether some rank must undo the updates that were taken early."""
     step_s: float
-    """The time since the last step was entered, added up over ranks."""
+    """The time since the last step was entered, summed over ranks."""
     settings: list[float]
     """What ranks that only serve cannot know: the numbers of the optimizer's settings, and how many
-    batches norm layers have seen. Empty where all ranks compute."""
+    batches norm layers have seen. Empty if all ranks compute."""
 
 
 def encode(
     has_gradient: Sequence[bool],
     *,
     has_changed_buffers: bool,
-    is_spoilt: bool,
+    is_early_invalid: bool,
     step_s: float,
     losses: Sequence[float],
     settings: Sequence[float] = (),
 ) -> list[float]:
-    """Put what one rank has to say into the order of the sum.
+    """Return one rank's numbers in the order of the sum.
 
-    `losses` has a place for each shard of the step group, and zero where the shard is another's.
-    One rank tells the `settings`, the others zeros.
+    `losses` has a place for each shard of the step group, zero for shards of other ranks. One rank
+    gives the `settings`, the others zeros.
     """
     return [
         *map(float, has_gradient),
         float(has_changed_buffers),
-        float(is_spoilt),
+        float(is_early_invalid),
         step_s,
         *losses,
         *settings,
@@ -53,7 +53,7 @@ def encode(
 
 
 class Flags:
-    """The sum, in memory of the step group."""
+    """The sum of all ranks' flags, in memory of the step group."""
 
     def __init__(
         self, comm: Communicator, num_parameters: int, num_losses: int, num_settings: int = 0
@@ -62,19 +62,19 @@ class Flags:
         self._num_losses = num_losses
         self._num_settings = num_settings
         num_elements = num_parameters + _NUM_EXTRA + num_losses + num_settings
-        # Settings are Python's floats, and the update must see all their bits.
+        # Settings are Python floats: float64 keeps all their bits.
         dtype = torch.float64 if num_settings else torch.float32
         self.partials: Partials = small_sum(comm, num_elements, dtype)
         mine = self.partials.sums[0].mine
         self._view = None if mine.is_meta else mine.numpy()
 
     def write(self, values: Sequence[float]) -> None:
-        """Write what this rank has to say, as `encode` returned it."""
+        """Write this rank's numbers, as `encode` returned them."""
         if self._view is not None:
             self._view[:] = values
 
     def read(self) -> Told:
-        """Return what all said, after the sum."""
+        """Return what all ranks told, after the sum."""
         found = self.partials.result.tolist()
         *has_gradient, has_changed, spoilt, step_s = found[: self._num_parameters + _NUM_EXTRA]
         without = frozenset(number for number, has in enumerate(has_gradient) if not has)

@@ -1,9 +1,9 @@
-"""Gradients: from autograd into the buckets' flat memory, shard by shard.
+"""Moves gradients from autograd into the buckets' flat memory, shard by shard.
 
 Note: when a gradient is complete. Autograd may deliver more than one gradient for a parameter in
 a shard: several backward passes, reentrant checkpointing. The first step shows how many; later
-steps take a gradient, and send its bucket, when as many have come, or at `step()`. One that comes
-after its bucket was sent is refused, never dropped.
+steps take a gradient, and send its bucket, when that many have come, or at `step()`. A gradient
+that comes after its bucket was sent is refused, never dropped (decision 2).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Gradients:
         complete: Callable[[], None],
     ) -> None:
         """`build` lays out buckets, once, when the first shard's gradients are complete; `wait`
-        waits until a bucket may be written, and `complete` sends those that are complete."""
+        waits until a bucket may be written; `complete` sends the complete buckets."""
         self.slots = slots
         self.mine = share.mine
         self._order = share.step.shards
@@ -54,19 +54,19 @@ class Gradients:
         self.is_sent = False
         """Whether all of this step's buckets are on their way."""
         self.losses = [0.0] * len(self._order)
-        """What `tell_loss` said, by shard of the step group."""
+        """The losses given to `tell_loss`, by shard of the step group."""
         self.arrivals: list[tuple[int, float]] = []
         """Until buckets are built: the parameters whose gradient came, in order, and when."""
         self.shard = self.mine[0] if self.mine else 0
         self.is_closed = False
-        """Whether all gradients of the present shard were taken."""
+        """Whether all gradients of the current shard were taken."""
 
     def begin(self, buckets: Sequence[Bucket], *, sends_in_backward: bool) -> None:
         """Take gradients into buckets from now on; send them during backward, or at `step()`."""
         self.buckets, self.sends_in_backward = buckets, sends_in_backward
 
     def hook(self) -> Iterator[Any]:
-        """Let autograd hand over gradients as they come; yields handles."""
+        """Hook every parameter, to take gradients when they come; yield the handles."""
         for slot in self.slots:
             yield slot.parameter.register_post_accumulate_grad_hook(self._make_hook(slot))
 
@@ -95,8 +95,8 @@ class Gradients:
         bucket = slot.bucket
         assert bucket is not None
         if bucket.is_in_flight:
-            # No forward has read this bucket since the last step, so nobody has waited for it:
-            # its last update may still be reading the gradient.
+            # No forward has read this bucket since the last step, so nothing has waited for its
+            # update, which may still be reading the gradient.
             self._wait(bucket)
         add_gradient(slot, bucket.leaf, gradient, bucket.scale)
         slot.is_taken = True
@@ -105,7 +105,7 @@ class Gradients:
             self.recorder.leave(bucket.index, bucket.step)
 
     def begin_shard(self, shard: int, rank: int) -> None:
-        """Go on to a shard: the next forward and backward belong to it."""
+        """Begin a shard: the next forward and backward belong to it."""
         if shard == self.shard and shard in self.mine and not self.is_closed:
             return
         check_shard_order(shard, self.mine, self.shard, rank)
@@ -115,7 +115,7 @@ class Gradients:
             self._buffers.begin_shard()
 
     def close_shard(self) -> None:
-        """Take what autograd has left of this shard's gradients."""
+        """Take this shard's gradients that are still in `.grad`."""
         if self.is_closed:
             return
         if not self.buckets:
@@ -127,7 +127,7 @@ class Gradients:
                     try:
                         check_gradient(slot, gradient)
                     except UsageError:
-                        put_grad(slot.parameter, gradient)  # to be refused again
+                        put_grad(slot.parameter, gradient)  # so that the next step() refuses it too
                         raise
                     slot.fired = 1
                 self._take(slot, gradient)
@@ -136,7 +136,7 @@ class Gradients:
                 if slot.fired > slot.expected:
                     slot.expected = slot.fired
         self._buffers.end_shard(self._order.index(self.shard), self._step_leaves[self.shard])
-        self.is_closed = True  # last: a gradient that is refused is refused again
+        self.is_closed = True  # last, so that the next step() refuses a bad gradient again
 
     def open_shard(self, shard: int) -> None:
         """Expect the gradients of a shard."""
@@ -156,13 +156,13 @@ class Gradients:
             slot.has_gradient = False
 
     def tell_loss(self, loss: float) -> None:
-        """Send the present shard's loss along with the step's flags."""
+        """Send the current shard's loss with the step's flags."""
         self.losses[self._order.index(self.shard)] = loss
 
     def backward_s(self) -> dict[str, float]:
-        """Return how long backward took before each layer's gradients came, in the first step.
+        """Return the seconds of backward by layer, from the first step's arrival times.
 
-        The first layer to come has no beginning that could be told, and gets the time of the next.
+        It is not known when the first layer's backward began: that layer gets the second's time.
         """
         found: dict[str, float] = {}
         for (_, before_s), (number, now_s) in zip(self.arrivals, self.arrivals[1:], strict=False):

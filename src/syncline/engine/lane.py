@@ -1,9 +1,9 @@
 """The comm lane: one thread that runs strategies' hooks in the order they were submitted.
 
-Submit and forget: the compute lane goes on and waits only where it needs a result. Hooks start in
-the program's order on each channel, the same on every rank. While one waits for its peers those on
-other channels start, so that the wire stays full. Work that nothing could hide anyway runs inline
-instead, in the caller's thread, when it is submitted: same order, no hand-over.
+`submit` returns at once; the compute lane waits only where it needs a result. Hooks of a channel
+start in the order of submission, which is the same on every rank. While one waits for its peers,
+hooks on other channels start, so that the network stays busy. Without a thread, work runs inline
+in `submit`, in the same order: small models have no compute behind which to hide it (decision 3).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ T = TypeVar("T")
 _LOOK_S = 0.1
 """Seconds between two checks, by a waiting hook, whether its peers still live."""
 _END_S = 5.0
-"""How long `close` waits for a hook that hangs; the thread dies with the process then."""
+"""How long `close` waits for a hook that hangs. After that the thread ends with the process."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Work:
-    """Something to do, the channel that it may use, and how urgent its messages are."""
+    """A function to run, the channel that it may use, and how urgent its messages are."""
 
     channel: int
     urgency: int
@@ -40,7 +40,7 @@ class Work:
 
 @dataclass(eq=False, slots=True)
 class _Hook:
-    """Work that has begun, and what it waits for if it has said so."""
+    """Work that has begun, and the condition it waits for, if it gave one to `sleep`."""
 
     work: Work
     body: greenlet.greenlet
@@ -48,7 +48,10 @@ class _Hook:
 
 
 def next_work(queue: Iterable[Work], flying: Iterable[int]) -> Work | None:
-    """Return the first work whose channel is free and has none before it in the queue."""
+    """Return the first work in the queue whose channel is free; None if there is none.
+
+    `flying` are the channels of hooks under way. Work of one channel keeps its order.
+    """
     busy = set(flying)
     for work in queue:
         if ALONE in busy or (work.channel == ALONE and busy):
@@ -83,7 +86,7 @@ class Lane:
             self._thread.start()
 
     def wake_on_failure(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when the lane fails, so that whoever waits for a result looks up."""
+        """Call `wake` when the lane fails, so that threads that wait for a result see it."""
         self._waiting.append(wake)
 
     def fail(self, failure: BaseException) -> None:
@@ -121,7 +124,7 @@ class Lane:
             hub.channel = before
 
     def until(self, is_done: Callable[[], bool]) -> None:
-        """Wait, inside a hook, for what another hook does."""
+        """Wait, inside a hook, until another hook makes `is_done` true."""
         while not is_done():
             self.check()
             self.hub.sleep(is_done)
@@ -139,7 +142,7 @@ class Lane:
         self.check()
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a function on the lane, after all before it, and return what it returns."""
+        """Run a function on the lane, after all earlier work, and return its result."""
         results: list[T] = []
         self.submit(lambda: results.append(function(*args)))
         self.drain()
@@ -153,22 +156,22 @@ class Lane:
 
     def _run(self) -> None:
         torch.set_num_threads(1)
-        # Parameters make others wait for this lane; the lane itself never waits for them.
+        # Uses of a parameter wait for this lane; on the lane itself they must not wait.
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             while not self._is_closing:
                 try:
-                    self._go_on()
+                    self._run_round()
                 except BaseException as error:
                     self._flying.clear()
                     self._queue.clear()
                     self.fail(error)
 
-    def _go_on(self) -> None:
-        """Start what may start; if there is nothing, sleep, then let those under way look again."""
+    def _run_round(self) -> None:
+        """Start work; when no more can start, sleep, then resume hooks under way."""
         if self.failure is not None:
             self._queue.clear()
         self._start()
-        # In this order: a submitter that misses the flag has been seen by the second look.
+        # In this order: if `submit` missed the flag, its work is already in the queue for _next.
         self._is_asleep = True
         if self._next() is None:
             self.hub.poll(LONGEST_SLEEP_S)
@@ -178,13 +181,13 @@ class Lane:
         self.hub.was_woken = False
         if must_look:
             self._looked = now
-        while self._look_again(must_look):
+        while self._resume_hooks(must_look):
             self._start()
 
-    def _look_again(self, must_look: bool) -> bool:
-        """Let those under way look, the most urgent first, until one ends: others may wait for it.
+    def _resume_hooks(self, must_look: bool) -> bool:
+        """Resume hooks, the most urgent first, until one ends; say whether one has ended.
 
-        Those that have said what they wait for need not be woken to find that it has not come.
+        A hook whose `is_over` is still false is not resumed, unless `must_look`.
         """
         for hook in sorted(self._flying.values(), key=lambda hook: hook.work.urgency):
             if must_look or hook.is_over is None or hook.is_over():

@@ -1,9 +1,9 @@
-"""Where everything lies, and in which order it goes: worked out once, for both clocks.
+"""Which parameters share a bucket, where strips are cut, and in which order buckets are sent.
 
-A layout is a pure function of sizes, the plan, the shape of the groups and what the user wishes.
-Real and virtual ranks call it with the same facts, so they run the same program.
+A layout is a pure function of sizes, the plan, the shape of the groups and the user's wishes. Real
+and virtual ranks call it with the same facts, so they get the same layout.
 
-There are two moments. `choose` needs the total size alone and is called before the first forward,
+It is made in two stages. `choose` needs only the total size and is called before the first forward,
 since the hooks on modules depend on it. `lay_out` needs the order of first use, which is known
 after the first backward.
 """
@@ -22,12 +22,12 @@ from syncline.sizes import Size, aligned_elements
 
 BLOCK_ELEMENTS = 1024
 """Strips and norms are cut at multiples of this from a parameter's start: a block is updated by the
-same instructions whoever owns it. Smaller blocks would make more norms to exchange."""
+same instructions on any owner. Smaller blocks would make more norms to exchange."""
 
 SMALLEST_BUCKET_BYTES = 256 << 10
-"""A smaller message costs as much as this one: meetings and calls, not bytes."""
+"""A smaller message takes as long as this one: meetings and calls dominate, not bytes."""
 LARGEST_BUCKET_BYTES = 16 << 20
-"""A larger bucket hides no better, and the first one of forward is waited for as a whole."""
+"""A larger bucket overlaps no better, and forward waits for the whole of its first bucket."""
 
 INLINE_BYTES = 1 << 20
 """Below this size handing work to another thread costs more than it can hide (decision 3)."""
@@ -35,7 +35,7 @@ INLINE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A group of ranks, as far as layout is concerned."""
+    """A group of ranks: what a layout needs to know of it."""
 
     size: int
     num_machines: int = 1
@@ -46,7 +46,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One bucket of a layout: its parameters, their offsets, the owners' strips, its channel."""
+    """One bucket of a layout: its parameters, their offsets, cuts into strips, its channel."""
 
     index: int
     family: int
@@ -64,13 +64,13 @@ class Layout:
     overlap: bool
     bucket_bytes: int
     places: tuple[Place, ...]
-    """In the order of first use; parameters without use come last."""
+    """In the order of first use; unused parameters come last."""
     send_order: tuple[int, ...]
-    """Indices of `places`: last layers first, parameters without use at the end."""
+    """Indices of `places`: last layers first, unused parameters at the end."""
     step_channel: int
 
     def to_json_dict(self) -> dict[str, bool | int]:
-        """Return what a result tells of it."""
+        """Return the layout's figures for a run's result."""
         return {
             "overlap": self.overlap,
             "bucket_bytes": self.bucket_bytes,
@@ -80,16 +80,16 @@ class Layout:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user asked for; None for what is best."""
+    """What the user asked for; None: the engine chooses."""
 
     overlap: bool | None = None
     bucket_bytes: int | None = None
 
 
 def choose_bucket_bytes(total_bytes: int) -> int:
-    """Choose a size: about sixteen buckets, none too small to be worth a message.
+    """Return a size that gives about sixteen buckets, none too small to be worth a message.
 
-    With sixteen, what cannot hide behind compute (the first one) is a sixteenth of the model.
+    With sixteen, only a sixteenth of the model (the first bucket) cannot overlap with compute.
 
     >>> choose_bucket_bytes(45_000_000 * 4) // 2**20
     10
@@ -98,16 +98,16 @@ def choose_bucket_bytes(total_bytes: int) -> int:
 
 
 def choose(total_bytes: int, plan: Plan, wishes: Wishes) -> tuple[bool, int]:
-    """Choose inline or overlapped, and the size of buckets."""
+    """Return whether to overlap (or to run inline), and the size of buckets."""
     overlap = wishes.overlap if plan.overlap is None else plan.overlap
     if overlap is None:
         overlap = total_bytes >= INLINE_BYTES
-    # Without overlap several buckets would only mean several meetings.
+    # Without overlap, several buckets would only add meetings.
     whole = max(2 * total_bytes, 1)
     return overlap, wishes.bucket_bytes or (choose_bucket_bytes(total_bytes) if overlap else whole)
 
 
-@lru_cache(maxsize=64)  # the ranks of a virtual world all ask the same
+@lru_cache(maxsize=64)  # all ranks of a virtual world call it with the same arguments
 def lay_out(
     sizes: tuple[Size, ...],
     plan: Plan,
@@ -122,8 +122,8 @@ def lay_out(
     """Lay out parameters, given in their order of first use.
 
     `shapes` has one group for each family, `cores` is how many a machine has. With
-    `inside_parameters` a strip may end inside a parameter. A bucket of parameters without use is
-    sent last, so that it holds up no other.
+    `inside_parameters` a strip may end inside a parameter. A bucket of unused parameters is sent
+    last, so that it does not delay others.
     """
     times = dict(backward_s)
     order = {size.number: at for at, size in enumerate(sizes)}
@@ -143,7 +143,7 @@ def lay_out(
         spans = tuple(zip(offsets, (size.num_elements for size in bucket), strict=True))
         owns = owners(family, shape, cores, overlap=overlap)
         cuts = cut(spans, num_elements, owns, inside_parameters=inside_parameters)
-        # Neighbours get different channels, so that both can be under way.
+        # Neighbouring buckets get different channels, so that both can be under way.
         channel = ALONE if shape.num_channels == 1 else 1 + index % (shape.num_channels - 1)
         numbers = tuple(size.number for size in bucket)
         places.append(Place(index, family_index, numbers, offsets, num_elements, cuts, channel))
@@ -154,22 +154,22 @@ def lay_out(
 
 
 def _of_one_type(sizes: Sequence[Size]) -> list[list[Size]]:
-    """Split a bucket where the type changes: flat memory has one."""
+    """Split a bucket where the dtype changes: flat memory has one dtype."""
     return [list(alike) for _, alike in itertools.groupby(sizes, lambda size: size.dtype)]
 
 
 def owners(family: Family, shape: Shape, cores: int, *, overlap: bool) -> tuple[bool, ...]:
-    """Say which positions of a group own strips."""
+    """Return by position whether it owns a strip."""
     owns = shape.owns or (True,) * shape.size
     if overlap or family.owners is not None:
         return owns
-    # Small strips cost calls rather than arithmetic: more of them than a machine has cores would
-    # only take longer. Positions go round the machines, so the first ones lie on all of them.
+    # Small strips cost calls, not arithmetic: more strips than cores on a machine would only take
+    # longer. Positions go round the machines, so the first positions lie on all machines.
     most = shape.num_machines * min(shape.size // shape.num_machines, cores)
     return tuple(position < most for position in range(shape.size))
 
 
-@lru_cache(maxsize=4096)  # and all cut the same buckets, a few hundred of each model
+@lru_cache(maxsize=4096)  # virtual ranks cut the same buckets, a few hundred of each model
 def cut(
     spans: tuple[tuple[int, int], ...],
     num_elements: int,
@@ -180,8 +180,8 @@ def cut(
     """Cut a bucket into strips, one for each position, as equal as the allowed places permit.
 
     `spans` are the parameters' offsets and sizes. With `inside_parameters` a strip may end at any
-    whole block of a parameter; without, only between parameters, for optimizers that need to see
-    a parameter whole. Positions that own nothing get an empty strip.
+    whole block of a parameter; without it, only between parameters, for optimizers that need whole
+    parameters. Positions that own nothing get an empty strip.
     """
     allowed: list[int] = []
     for offset, length in spans:

@@ -1,4 +1,4 @@
-"""Flat memory for a layout's buckets, allocated the same way for both clocks."""
+"""Allocates flat memory for a layout's buckets, the same way in real and virtual time."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def make_buckets(
     *,
     private: bool = False,
 ) -> list[Bucket]:
-    """Allocate parameters and gradients. Every rank of the world calls it.
+    """Return the buckets with newly allocated memory. Every rank of the world calls it.
 
-    `comm` is the world's, `slots` are by number. What a rank holds for itself lies in memory that
-    all ranks of the world can reach, for windows; what a group holds, in the group's.
+    `comm` is the world's, `slots` are by number. If each rank is a group by itself, the world's
+    communicator allocates, so that windows can reach the memory; otherwise the group's does.
     """
     buckets = []
     for place in layout.places:

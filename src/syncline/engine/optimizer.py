@@ -1,13 +1,13 @@
 """The user's optimizer, run on a strip.
 
-A shallow copy of the optimizer gets the strip's pieces as its parameters and keeps its state for
-them alone: each rank holds 1/N of it. Settings are those that the user's optimizer had on
-entering `step()`, so that a scheduler's next move cannot race the comm lane.
+A shallow copy of the optimizer gets the strip's pieces as its parameters and keeps state for them
+only: each rank holds 1/N of the state. Settings are those that the user's optimizer had on entering
+`step()`, so that a scheduler's next step cannot race the comm lane.
 
-Where the optimizer is elementwise, a strip is updated in runs that do not stop at parameters, and
-are cut, at whole blocks, to what a core's cache holds: few calls, and the several passes of an
-update read memory once. Optimizers whose bits depend on where a tensor ends (fused ones) get one
-piece per parameter.
+If the optimizer is elementwise, a strip is updated in runs. A run may span several parameters and
+is at most as long as fits into a core's cache: few calls, and the several passes of an update read
+memory once. Optimizers whose bits depend on where a tensor ends (fused ones) get one piece per
+parameter.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from syncline.engine.bucket import Bucket, Piece, Slot, pieces_of, view_of
 from syncline.errors import UsageError
 
 CACHE_ELEMENTS = 1 << 16
-"""What is updated at once: 256 kB of each tensor of an update stay in a core's cache."""
+"""The length of a run: 256 kB of each tensor of an update stay in a core's cache."""
 
 
 class Reach(Enum):
-    """How far an optimizer looks when it updates one number."""
+    """Which other elements an optimizer reads when it updates one element."""
 
     ELEMENT = "each element by itself"
     PIECE = "each element, in pieces of one parameter"
@@ -58,7 +58,7 @@ def param_group_numbers(optimizer: Optimizer) -> dict[int, int]:
 def _clone(
     optimizer: Optimizer, groups: Sequence[Sequence[torch.Tensor]], settings: ParamGroups
 ) -> Optimizer:
-    """Copy an optimizer for other tensors: same rule and settings, no state, no hooks."""
+    """Return a copy of an optimizer for other tensors: same rule, no state, no hooks."""
     clone = copy.copy(optimizer)
     clone.state = defaultdict(dict)
     clone.param_groups = [
@@ -71,7 +71,7 @@ def _clone(
 
 
 def idle_copy(optimizer: Optimizer) -> Optimizer:
-    """Return a copy that holds no parameters, to stand in where the optimizer has nothing to do."""
+    """Return a copy without parameters: its `step()` does nothing."""
     idle = _clone(optimizer, [], [])
     try:
         idle.step()
@@ -94,7 +94,7 @@ def _try(
 
 
 def find_reach(optimizer: Optimizer) -> Reach:
-    """Find out by trying: does the update of a part equal the part of the update?"""
+    """Return the optimizer's reach, found by a trial: is updating parts like updating the whole?"""
     generator = torch.Generator().manual_seed(0)
     shape = (32, 48)
 
@@ -124,15 +124,15 @@ def find_reach(optimizer: Optimizer) -> Reach:
         )
     if not _equal_in_parts(optimizer, start, gradients, whole, cut=512):
         return Reach.PARAMETER
-    # Lengths that end inside a vector register: does the last element still get the same bits?
-    # Fused kernels have been seen to differ there now and then, so they are not tried.
+    # Try lengths that end inside a vector register: the last elements must get the same bits. Fused
+    # kernels were seen to differ there at times, so one trial would not be enough.
     is_fused = any(group.get("fused") for group in optimizer.param_groups)
     seamless = not is_fused and _equal_in_parts(optimizer, start, gradients, whole, cut=37)
     return Reach.ELEMENT if seamless else Reach.PIECE
 
 
 def leaves_gradients(optimizer: Optimizer) -> bool:
-    """Find out by trying whether the optimizer only reads gradients: then it can be undone."""
+    """Say, after a trial, whether the optimizer only reads gradients: then it can be undone."""
     tensor, gradient = torch.ones(32, 48), torch.arange(32.0 * 48).view(32, 48)
     clone = _clone(optimizer, [[tensor]], snapshot(optimizer)[:1])
     tensor.grad = gradient.clone()
@@ -151,13 +151,13 @@ def _equal_in_parts(
     try:
         _try(optimizer, parts, [list(gradient.view(-1).split(cut)) for gradient in gradients])
     except Exception:
-        return False  # Muon, for one, refuses anything but matrices
+        return False  # Muon, for example, accepts only matrices
     return torch.equal(torch.cat(parts), whole.view(-1))
 
 
 @dataclass(eq=False)
 class Run:
-    """A stretch of a strip that is updated in one go, and the parameters' pieces in it."""
+    """A stretch of a strip that is updated at once, and the parameters' pieces in it."""
 
     start: int
     stop: int
@@ -180,7 +180,7 @@ class OptimizerOnStrip:
         reach: Reach,
         param_group_of: Callable[[Slot], int],
     ) -> None:
-        """`memory` is parameters and gradients, laid out as the bucket."""
+        """`memory` is parameters and gradients, laid out like the bucket."""
         self._bucket = bucket
         self._memory = memory
         self._reach = reach
@@ -194,12 +194,12 @@ class OptimizerOnStrip:
             groups[run.group].append(run.tensor)
         self._optimizer = _clone(optimizer, groups, self.settings)
         self._kept: dict[torch.Tensor, dict[str, Any]] = {}
-        # The bare rule: hooks and profiling ranges belong to the user's own call of step().
+        # Without torch's wrapper: hooks and profiling belong to the user's own call of step().
         self._step = inspect.unwrap(type(optimizer).step)
         self._no_grad = torch.no_grad()
 
     def _cut(self, pieces: list[Piece], *, merge: bool) -> list[Run]:
-        """Cut the strip into runs; with `merge` they go on over the ends of parameters."""
+        """Cut the strip into runs; with `merge` a run may span several parameters."""
         if self._reach is Reach.PARAMETER:
             return [self._run_of([piece], piece.start, piece.stop) for piece in pieces]
         runs: list[Run] = []
@@ -236,7 +236,7 @@ class OptimizerOnStrip:
         return Run(start, stop, tensor, gradient, self._param_group_of(slot), pieces)
 
     def _leave_out(self, numbers: Set[int]) -> None:
-        """Do not touch these parameters in the next update: no rank has a gradient for them."""
+        """Leave these parameters out of the next update: no rank has a gradient for them."""
         if numbers == self._without:
             return
         self._without = numbers
@@ -247,7 +247,7 @@ class OptimizerOnStrip:
             run.tensor.grad = None if is_left_out else run.gradient
 
     def _separate(self) -> None:
-        """From now on stop at the ends of parameters: they no longer all take every step."""
+        """Cut runs at the ends of parameters from now on: not all are updated in every step."""
         states = {piece.slot.name: piece.slot for run in self.runs for piece in run.pieces}
         held = {name: list(self.held_of(slot)) for name, slot in states.items()}
         pieces = list(
@@ -275,7 +275,7 @@ class OptimizerOnStrip:
                             mine[key] = copy.deepcopy(value)
 
     def held_of(self, slot: Slot) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        """Yield what is held of a parameter: first and last element in the bucket, and state."""
+        """Yield the state of a parameter's pieces: start and stop in the bucket, and state."""
         for run in self.runs:
             for piece in run.pieces:
                 if piece.slot is not slot or run.tensor not in self._optimizer.state:
@@ -299,7 +299,7 @@ class OptimizerOnStrip:
                 self._step(self._optimizer)
 
     def keep(self, without: frozenset[int]) -> None:
-        """Remember the state, so that the next run, without some parameters, can be undone."""
+        """Keep the state, so that the next `run`, which leaves out `without`, can be undone."""
         self._leave_out(without)
         self._kept = {
             tensor: {key: _copied(value) for key, value in state.items()}
@@ -307,12 +307,12 @@ class OptimizerOnStrip:
         }
 
     def undo(self) -> None:
-        """Go back to the state that was kept. The parameters are the caller's business."""
+        """Restore the state that was kept. The caller restores the parameters."""
         self._optimizer.state = defaultdict(dict, self._kept)
         self._kept = {}
 
     def load_state(self, slot: Slot, state: dict[str, Any]) -> None:
-        """Take this strip's part of a parameter's whole state."""
+        """Load this strip's part of a parameter's whole state."""
         for run in self.runs:
             for piece in run.pieces:
                 if piece.slot is not slot:
@@ -336,12 +336,12 @@ def _copied(value: Any) -> Any:
 
 
 def _is_spread(value: Any, num_elements: int) -> bool:
-    """Say whether a state value has a number for each element."""
+    """Say whether a state value has one number for each element."""
     return isinstance(value, torch.Tensor) and value.dim() > 0 and value.numel() == num_elements
 
 
 def flatten_like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Lay out a tensor flat, in the order in which the parameter lies in memory."""
+    """Return a tensor flattened in the order in which the parameter lies in memory."""
     laid_out = torch.empty_like(parameter, dtype=value.dtype, memory_format=torch.preserve_format)
     laid_out = laid_out.detach().copy_(value)
     return laid_out.as_strided((laid_out.numel(),), (1,))

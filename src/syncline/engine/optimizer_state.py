@@ -1,4 +1,4 @@
-"""The optimizer's state: spread over ranks while training, whole in checkpoints."""
+"""Gathers and spreads the optimizer's state: in strips on ranks, whole in checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from syncline.errors import UsageError
 
 
 class OptimizerState:
-    """One rank's way to the whole state, and back to its strips."""
+    """Gathers the whole state from all strips, and loads this rank's strips from it."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class OptimizerState:
         lane: Lane,
         settle: Callable[[str], None],
     ) -> None:
-        """`settle` waits for the step before and undoes early updates, for a given reason."""
+        """`settle` waits for the last step and undoes early updates, for a given reason."""
         self._optimizer = optimizer
         self._slots = slots
         self._num_ranks = num_ranks
@@ -34,7 +34,7 @@ class OptimizerState:
         self._buckets: Sequence[Bucket] = ()
         self._whole: Whole | None = None
         self._pending: State | None = None
-        """What was loaded before the buckets were built."""
+        """State that was loaded before the buckets were built."""
 
     def hook(self) -> Iterator[Any]:
         """Watch the user's optimizer; yields handles."""
@@ -42,7 +42,7 @@ class OptimizerState:
         yield self._optimizer.register_load_state_dict_post_hook(self._after_load)
 
     def begin(self, buckets: Sequence[Bucket], whole: Whole | None) -> None:
-        """Spread what there is so far: the buckets are built."""
+        """Spread the state loaded so far, once the buckets are built."""
         self._buckets, self._whole = buckets, whole
         if self._pending is not None:
             self.load(self._pending)
@@ -51,7 +51,7 @@ class OptimizerState:
             self._adopt()
 
     def load(self, state: State) -> None:
-        """Take the whole state, by parameter name; each rank keeps its strips. No collective."""
+        """Load the whole state, by parameter name; each rank keeps its strips. No collective."""
         if not self._buckets:
             self._pending = state
             return
@@ -66,7 +66,7 @@ class OptimizerState:
         return self._lane.call(self._gather, is_wanted)
 
     def _load(self, state: State) -> None:
-        # On the lane: where others' gradients are served, no update may come in between.
+        # On the lane, where a server also updates: no update may come in between.
         for bucket in self._buckets:
             for slot in bucket.slots:
                 if slot.name in state:
@@ -93,7 +93,7 @@ class OptimizerState:
         self._adopt()
 
     def _adopt(self) -> None:
-        """Spread state that the user's optimizer holds itself (loaded, or from before)."""
+        """Spread state that the user's optimizer holds (loaded, or from earlier training)."""
         if not self._buckets:
             return
         state = {

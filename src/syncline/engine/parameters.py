@@ -1,15 +1,15 @@
 """The class of a parameter while its gradient or its new value is with the comm lane.
 
-A parameter changes its class for a while, in place:
+The class of a parameter changes in place:
 
 - `GradientTaken`, from its gradient's arrival to `optimizer.step()`: reading `.grad` is refused,
-  because the gradient is on its way to other ranks and what torch would see is not the sum
-  (`Guarded` does the same all the time, where nothing overlaps and `step()` takes the gradients);
-- `InFlight`, from `optimizer.step()` to the first use: any torch function that touches it first
+  because the gradient is on its way to other ranks and `.grad` is not the sum (`Guarded` does the
+  same all the time, if the exchange does not overlap and `step()` takes the gradients);
+- `InFlight`, from `optimizer.step()` to the first use: any torch function that gets it first
   waits for its bucket. This catches uses that no module hook sees (`F.linear(x, other.weight)`,
   tied weights, `.data`, `state_dict()`).
 
-Otherwise it is a plain `torch.nn.Parameter`, at full speed.
+At other times it is a plain `torch.nn.Parameter`, at full speed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from syncline.errors import UsageError
 
 
 class _Waiters:
-    """Finds the wait of a parameter. Keyed by identity: tensors compare elementwise."""
+    """The function that waits for each parameter, by id: tensors compare elementwise."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, Callable[[], None]] = {}
@@ -101,7 +101,7 @@ _SET = (
 
 
 class GradientTaken(Parameter):
-    """A parameter whose gradient has been taken for the step to come."""
+    """A parameter whose gradient has been taken for the next step."""
 
     @property
     def grad(self) -> torch.Tensor | None:
@@ -116,7 +116,7 @@ class GradientTaken(Parameter):
 
 
 class Guarded(Parameter):
-    """A parameter whose gradient stays with autograd until `step()` takes it: not to be read."""
+    """A parameter whose gradient stays in `.grad`, which must not be read, until `step()`."""
 
     @property
     def grad(self) -> torch.Tensor | None:
@@ -175,6 +175,6 @@ def _plain_copy(parameter: Parameter, memo: dict[int, Any]) -> Parameter:
 
 
 def become(parameter: Parameter, kind: type[Parameter]) -> None:
-    """Change a parameter's class in place. Subclasses of others (DTensor) are left alone."""
+    """Change a parameter's class in place. Other subclasses (DTensor) are not changed."""
     if type(parameter) in (Parameter, GradientTaken, Guarded, InFlight):
         parameter.__class__ = kind

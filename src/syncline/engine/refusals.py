@@ -1,4 +1,4 @@
-"""What cannot be right on many ranks, and is refused with a reason."""
+"""Refuses, with a reason, what cannot be right on many ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Found(NamedTuple):
 
     slots: list[Slot]
     frozen: list[Parameter]
-    """Held by the optimizer, but not to be trained."""
+    """Parameters that the optimizer holds, but that need no gradient."""
 
 
 def find_parameters(
@@ -70,7 +70,7 @@ def check_gradient(slot: Slot, gradient: torch.Tensor) -> None:
 
 
 class ChangesOutside:
-    """Notices what changes outside the optimizer between two steps, and refuses it."""
+    """Refuses changes of parameters outside the optimizer between two steps."""
 
     def __init__(self, found: Found, optimizer: Optimizer, *, may_change_parameters: bool) -> None:
         self._slots = found.slots
@@ -83,16 +83,16 @@ class ChangesOutside:
         self.note()
 
     def note(self) -> None:
-        """Take the parameters as they are now for unchanged."""
+        """Accept the parameters as they are now."""
         self._versions = [version_of(parameter) for parameter in self._parameters]
 
     def raise_versions(self) -> None:
-        """Let autograd know of a step's writes: the lane and other ranks raise no counter."""
+        """Raise autograd's version counters after a step: the lane and other ranks do not."""
         torch.autograd.graph.increment_version(self._parameters)
         self._versions = [version + 1 for version in self._versions]
 
     def check(self) -> None:
-        """Refuse what has changed since the last step."""
+        """Raise if something has changed since the last step."""
         versions = [version_of(parameter) for parameter in self._parameters]
         if versions != self._versions and not self.may_change_parameters:
             pairs = zip(self._slots, versions, self._versions, strict=True)
@@ -120,7 +120,7 @@ class ChangesOutside:
 
 
 def refuse_incomplete_step(plan: Plan, done: int, of: int) -> UsageError:
-    """Make the error for a step that came before all of a rank's shards were done."""
+    """Return the error for a step before all of a rank's shards are done."""
     shards, ranks = sum(map(len, plan.shards)), len(plan.shards)
     return UsageError(
         f"step() came after {done} of this rank's {of} shards. With shards={shards} on {ranks} "
@@ -129,7 +129,7 @@ def refuse_incomplete_step(plan: Plan, done: int, of: int) -> UsageError:
 
 
 def refuse_steps_of_server(rank: int) -> UsageError:
-    """Make the error for a step on a rank that only serves others."""
+    """Return the error for a step on a rank that only serves others."""
     return UsageError(
         f"rank {rank} serves the others and takes no steps of its own. Loop over "
         "syncline.shard(loader): it yields no batch here, and ends when the others have."
@@ -137,7 +137,7 @@ def refuse_steps_of_server(rank: int) -> UsageError:
 
 
 def refuse_other_gradient(name: str, num_gradients: int) -> UsageError:
-    """Make the error for a gradient that came after its parameter's was taken."""
+    """Return the error for a gradient that comes after the parameter's gradient was taken."""
     return UsageError(
         f"parameter {name} got another gradient after its gradient was taken: this step runs more "
         f"backward passes than any before it. Tell distribute(..., accumulate={num_gradients}) how "

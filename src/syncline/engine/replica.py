@@ -1,13 +1,13 @@
-"""A model on one rank, spread over ranks by a strategy: joins the parts of the engine.
+"""`Replica`, which `distribute` returns: a model on one rank, and the parts of the engine for it.
 
-The compute lane is the user's thread. Autograd's hooks take gradients into the buckets' flat memory
-(`gradients.py`) and feed the comm lane, last layers first; `optimizer.step()` feeds it the updates,
-first layers first, and returns (`steps.py`). Forward waits only for a bucket that it is about to
-read (`waiting.py`).
+The compute lane is the user's thread. Autograd's hooks put gradients into the buckets' flat memory
+(`gradients.py`) and give complete buckets to the comm lane, last layers first. `optimizer.step()`
+gives it the updates, first layers first, and returns (`steps.py`). Forward waits only for a bucket
+that it is about to read (`waiting.py`).
 
 Note: when buckets are built. The order in which forward uses parameters is not known before the
-first forward, so parameters stay where they are for the first shard of the first step, and
-everything is laid out, by rank 0's order, when its gradients are complete.
+first forward. So parameters stay in torch's memory for the first shard of the first step; when its
+gradients are complete, all ranks build buckets in rank 0's order.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from syncline.perf.trace import Recorder
 log = logging.getLogger("syncline")
 
 _driven: weakref.WeakSet[Strategy] = weakref.WeakSet()
-"""Strategies that drive a model already: each keeps state for one."""
+"""Strategy objects in use: each keeps the state of one model."""
 
 
 class Replica:
@@ -84,7 +84,7 @@ class Replica:
         self.strategy = strategy
         self.comm = comm
         self.saved = Saved()
-        """What the strategy goes on from; may be set until the first step."""
+        """The checkpoint's state for the strategy; may be set until the first step."""
         self._control = control
         self._lane = lane
         self._private = private_parameters
@@ -119,7 +119,7 @@ class Replica:
         may_change = private_parameters or plan.keeps_own
         self._outside = ChangesOutside(found, optimizer, may_change_parameters=may_change)
         self.run = WholeRun(model, share.rank, lane, control, strategy.settings)
-        """Gathers the parameters that represent the run; ends ranks that others still need."""
+        """Gathers the parameters that represent the run; keeps a rank while others need it."""
         self._compute = ComputeLane(
             model,
             optimizer,
@@ -144,7 +144,7 @@ class Replica:
 
     @property
     def _root(self) -> nn.Module:
-        """The user's module, also where the model is its compiled form."""
+        """The user's module, also if the model is its compiled form."""
         return getattr(self.model, "_orig_mod", self.model)
 
     def _hook_model(self) -> Iterator[Any]:
@@ -186,7 +186,7 @@ class Replica:
             log.info("%s", line)
 
     def _lay_out(self) -> None:
-        """Make the buckets and what drives them. On the comm lane."""
+        """Make the buckets and the `Steps` that drives them. Runs on the comm lane."""
         compute, share = self._compute, self._share
         first_use = compute.waiting.first_use.order
         facts = agree_on_facts(self.plan, self.comm, compute.gradients, first_use)
@@ -227,8 +227,8 @@ class Replica:
         return self._laid_out.layout
 
     def describe(self) -> list[str]:
-        """Say what was chosen, for people."""
-        how = "overlapped on the comm lane" if self.overlap else "inline, nothing to hide behind"
+        """Return log lines that say what was chosen."""
+        how = "overlapped on the comm lane" if self.overlap else "inline in optimizer.step()"
         lines = [
             f"{self.comm.size} rank{'s' if self.comm.size > 1 else ''}, {self.shards} shards, "
             f"{self.comm.name}; exchange {how}",
@@ -243,8 +243,8 @@ class Replica:
     def recorder(self) -> Recorder | None:
         """The recorder of this rank's tasks. Set it to begin recording, to None to stop.
 
-        The compute lane's are told from the next forward on, and only where the exchange is
-        overlapped: inline there are no hooks by which to tell one bucket from the next.
+        The compute lane's tasks are recorded from the next forward on, and only if the exchange is
+        overlapped: inline there are no hooks that tell one bucket from the next.
         """
         return self._recorder
 
@@ -273,16 +273,16 @@ class Replica:
     # Shards.
 
     def begin_shard(self, shard: int) -> None:
-        """Say which shard the next forward and backward belong to. The first may go unsaid."""
+        """Say which shard the next forward and backward belong to; optional for the first."""
         self._compute.gradients.begin_shard(shard, self._share.rank)
 
     def tell_loss(self, loss: float) -> None:
-        """Send this shard's loss along with the step: `losses` holds all of them afterwards."""
+        """Send this shard's loss with the step's flags: `losses` then has those of all shards."""
         self._compute.gradients.tell_loss(loss)
 
     @property
     def losses(self) -> list[float]:
-        """The losses told in the last step, by shard. Known once forward has begun again."""
+        """The losses told in the last step, by shard. Known when the next forward has begun."""
         return self._flags.losses
 
     # Steps.
@@ -298,7 +298,7 @@ class Replica:
         self._compute.step_number = number
 
     def _check_own(self) -> None:
-        """Refuse a step from other parameters than this rank's own."""
+        """Refuse a step whose model does not hold this rank's own parameters."""
         if self.run.is_in_model:
             raise UsageError(
                 "step() came inside whole(), whose values are put away at its end. Call it outside."
@@ -328,7 +328,7 @@ class Replica:
     # Loading and saving.
 
     def _after_load(self) -> None:
-        """Take up parameters that were written from outside: by all ranks, with the same values."""
+        """Accept parameters that `load_state_dict` wrote, with the same values on all ranks."""
         self._outside.note()
         self._is_loaded = self._compute.steps is not None and not self.run.is_in_model
         self._compute.settle("parameters were loaded between backward and step()")
@@ -338,19 +338,19 @@ class Replica:
                 bucket.parameters.memory.mine.copy_(bucket.in_use.memory.mine)
 
     def load_own(self, values: dict[str, torch.Tensor]) -> None:
-        """Give this rank parameters and buffers of its own, before the first step."""
+        """Load this rank's own parameters and buffers, before the first step."""
         load_values(self.model, values)
         self.buffers.begin_step()
         self._outside.note()
 
     def load_optimizer_state(self, state: State) -> None:
-        """Take the whole state, by parameter name; each rank keeps its strips. No collective."""
+        """Load the whole state, by parameter name; each rank keeps its strips. No collective."""
         self._state.load(state)
 
     def optimizer_state(self, *, is_wanted: bool = True) -> State:
         """Return the whole optimizer state by parameter name. Every rank calls it.
 
-        Where a rank does not want it, it may come out empty.
+        It may be empty on a rank that does not want it.
         """
         self.synchronize()
         with self.comm.traffic.apart():
@@ -360,15 +360,15 @@ class Replica:
 
     @property
     def has_own(self) -> bool:
-        """Whether this rank's parameters are not those that represent the run."""
+        """Whether ranks hold different parameters: a rank's own do not represent the run."""
         return self.plan.keeps_own or self.plan.answers_calls
 
     @contextlib.contextmanager
     def whole(self, *, is_wanted: bool = True) -> Iterator[None]:
-        """Put into the model, for a while, the parameters that represent the run.
+        """Put the parameters that represent the run into the model for the block.
 
-        They are this rank's own, unless each rank has others. Every rank calls it at the same step;
-        those that do not want the values help others to get them.
+        They are this rank's own, unless ranks hold different ones. Every rank calls it at the same
+        step; ranks that do not want the values still help others to get them.
         """
         self.synchronize()
         if self.run.whole is None:
@@ -398,13 +398,13 @@ class Replica:
         return self._share.is_served
 
     def serve(self) -> None:
-        """Be there for others, on a rank that has no shards of its own."""
+        """Begin to serve the other ranks, on a rank that has no shards."""
         if self._compute.steps is None:
             with torch.no_grad():
                 self._build_once()
 
     def serve_step(self, clip_norm: float | None = None) -> None:
-        """Take part in a step of the others, where they need this rank for each of theirs.
+        """Take part in a step of the other ranks, if they need this rank in every step.
 
         `clip_norm` is given if the others clip their gradients in this step.
         """
@@ -419,7 +419,7 @@ class Replica:
         self.run.check_workers()
 
     def detach(self) -> None:
-        """Take the hooks off; the model keeps its parameters, in memory of its own."""
+        """Remove the hooks; the model keeps its parameters, in its own memory."""
         self.synchronize()
         self.recorder = None
         for handle in self._handles:

@@ -1,4 +1,4 @@
-"""One rank's part in a plan: its communicators, its shards, and the sums that it takes part in."""
+"""One rank's part in a plan: its communicators, its shards, and the sums it takes part in."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Part:
 
     @property
     def scale(self) -> float:
-        """The factor that makes a mean of the sum."""
+        """The factor that turns the sum into a mean."""
         return 1.0 / self.spread.shards
 
 
@@ -40,17 +40,17 @@ class Share:
         """The shards that this rank computes."""
         communicators = _Communicators(comm)
         self.families = [_part(plan, communicators.of(family.groups)) for family in plan.families]
-        """By family."""
+        """This rank's part in the sums of each family's group."""
         self.step = _part(plan, communicators.of(plan.step_groups))
-        """Of the ranks that take each step together: flags, statistics, losses, norms."""
+        """Its part in the step group's sums: flags, statistics, losses, norms."""
         self.is_served = plan.serves(tuple(sorted(self.step.comm.ranks)))
         """Whether a rank of the step group computes nothing and serves the others' steps."""
         self.tells = self.rank == min(self.step.comm.ranks)
-        """Whether this rank speaks for its step group where one rank's word is enough."""
+        """Whether this rank gives the numbers that only one rank of the step group gives."""
 
 
 def make_plan(strategy: Strategy, world: World, sizes: Sequence[Size], shards: int) -> Plan:
-    """Let a strategy plan; refuse what cannot work on so many ranks and shards."""
+    """Return a strategy's plan; refuse numbers of ranks and shards that cannot work."""
     settings = strategy.settings
     settings.check(world.size)
     check_shards(shards, settings.num_workers(world.size))
@@ -63,7 +63,7 @@ def world_of(comm: Communicator) -> World:
 
 
 class _Communicators:
-    """Makes each partition of the world into groups once."""
+    """Makes the communicators of each partition of the world, once."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
@@ -82,7 +82,7 @@ class _Communicators:
         elif all(len(group) == 1 for group in groups):
             yield Alone(comm.ranks[comm.position])
         else:
-            made = [comm.subgroup(group) for group in groups]  # a collective: all of them
+            made = [comm.subgroup(group) for group in groups]  # a collective: each rank calls all
             yield from (one for one in made if one is not None)
 
 

@@ -1,4 +1,4 @@
-"""Optimizer state, gathered from the ranks' strips into one whole per parameter."""
+"""Gathers optimizer state from the ranks' strips into whole values per parameter."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from syncline.engine.optimizer import flatten_like
 State = dict[str, dict[str, Any]]
 """By parameter name and by the optimizer's own keys."""
 _CHUNK_BYTES = 1 << 20
-"""What is read of a peer at once: large beside a call's cost, small beside the state."""
+"""How much one call reads: enough to outweigh the call's cost, and little memory."""
 _LIST = -1
-"""Stands for the list of what a rank holds, where numbers stand for what is on it."""
+"""In place of an entry's number: the list of a rank's entries itself."""
 
 
 class _Entry(msgspec.Struct):
-    """What one owner holds of one state value of one piece."""
+    """One state value of one piece of a parameter, as its owner holds it."""
 
     name: str
     start: int
@@ -31,13 +31,13 @@ class _Entry(msgspec.Struct):
     key: str
     dtype: str = ""
     is_spread: bool = False
-    """Whether the value has a number for each element; otherwise it is the parameter's own."""
+    """Whether the value has one number for each element, or belongs to the parameter as a whole."""
     plain: Any = None
     shape: list[int] = []
 
 
 def _held(bucket: Bucket) -> list[tuple[_Entry, torch.Tensor | None]]:
-    """List what this rank's strip of a bucket holds, in a fixed order."""
+    """List the entries of this rank's strip of a bucket, in a fixed order."""
     found: list[tuple[_Entry, torch.Tensor | None]] = []
     for slot in bucket.slots:
         for first, last, state in bucket.optimizer.held_of(slot):
@@ -58,10 +58,10 @@ def _held(bucket: Bucket) -> list[tuple[_Entry, torch.Tensor | None]]:
 
 
 def gather_optimizer_state(slots: Sequence[Slot], buckets: Sequence[Bucket]) -> State:
-    """Put the whole state together on every rank, shaped as each parameter.
+    """Return the whole state on every rank, each value shaped like its parameter.
 
-    A collective of the ranks that hold a bucket's strips; where every rank updates everything it
-    has all of it.
+    A collective of the ranks that hold a bucket's strips. A rank that updates everything has the
+    whole state already.
     """
     whole: State = {}
     by_comm: dict[Communicator, list[Bucket]] = {}
@@ -92,9 +92,9 @@ def _gather_among(slots: Sequence[Slot], buckets: Sequence[Bucket], comm: Commun
 
 
 class StateWindow:
-    """What each rank holds of the optimizer's state, to be read by others one by one.
+    """A window through which a rank can read the other ranks' optimizer state.
 
-    Made by all ranks together. What is read holds together if nobody updates meanwhile.
+    All ranks make it together. The state is consistent if no rank updates while it is read.
     """
 
     def __init__(self, comm: Communicator, buckets: Sequence[Bucket]) -> None:
@@ -105,7 +105,7 @@ class StateWindow:
         self._window = comm.window(0, torch.uint8, functions)
 
     def gather(self, slots: Sequence[Slot], positions: Iterable[int]) -> State:
-        """Put the whole state together from what some positions hold."""
+        """Return the whole state, read from the ranks in `positions`."""
         listed = []
         for position in positions:
             num_bytes = self._window.call(position, "list").wait()
@@ -125,7 +125,7 @@ class StateWindow:
         return found
 
     def _serve_list(self, call: Call) -> int:
-        """Say what is held now, and how long the list of it is."""
+        """List this rank's entries; return the length of the list in bytes."""
         self._held = [held for bucket in self._buckets for held in _held(bucket)]
         text = msgspec.json.encode([entry for entry, _ in self._held])
         self._list = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -145,9 +145,9 @@ def _put_together(
     listed: Iterable[tuple[int, bytes]],
     value_of: Callable[[int, int, int, torch.dtype], torch.Tensor],
 ) -> State:
-    """Make whole values out of what ranks hold.
+    """Join the ranks' entries to whole values.
 
-    `value_of` gets a number of elements that a position has listed under a number.
+    `value_of(position, number, size, dtype)` returns the value of a position's entry.
     """
     shapes = {slot.name: slot.parameter for slot in slots}
     whole: State = {}

@@ -3,16 +3,16 @@
 The compute lane says which buckets are complete (`send_ready`), that the step is entered (`enter`,
 or `exchange_inline`), and what it is about to read (`wait`). Everything in between is here: the
 order, the strategy's hooks and what they wait for, flags and statistics, parameters that are left
-out, updates taken early, the end of lending, and what is recorded. The clock is behind `Timing`
-and `CommLane`.
+out, updates taken early, the end of lending, and what is recorded. `Timing` and `CommLane` hide
+which clock it is.
 
-Note: lending. What a rank passes to a collective may be read by its peers until they come to a
-later collective. Where `before_use` gathers into common memory, that gather is the later one. Where
-every rank updates everything it is the flags' sum, unless that may overtake the bucket's; a gather
-of private memory lends the strip. In these two cases the engine ends the lending before a bucket is
-ready. Otherwise the next backward would overwrite a gradient, or the user a parameter, that a slow
-peer still reads. The same holds for flags and statistics where no bucket is exchanged by the whole
-step group.
+Note: lending. Peers may read what a rank passes to a collective until they come to a later
+collective. If `before_use` gathers into common memory, that gather is the later collective. If every
+rank updates everything, it is the sum of the flags, unless that may overtake the bucket's sum. A
+gather of private memory lends the strip itself. In the last two cases the engine ends the lending
+before a bucket is ready. Otherwise the next backward would overwrite a gradient, or the user a
+parameter, that a slow peer still reads. The same holds for flags and statistics if no bucket is
+exchanged by the whole step group.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from syncline.comm.base import Communicator, Partials
 from syncline.comm.hub import PATIENT
 from syncline.contract import ParamGroups, Strategy, UpdateSettings
-from syncline.engine.bucket import Bucket, Event, needs_closing, send_order
+from syncline.engine.bucket import Bucket, Event, must_end_lending, send_order
 from syncline.engine.early import EarlyUpdates
 from syncline.engine.flags import Flags
 from syncline.engine.layout import Layout
@@ -32,21 +32,21 @@ from syncline.perf.trace import Recorder, TaskId
 
 
 class Timing(Protocol):
-    """What the engine needs of a clock: time, events, and a board of what this rank does."""
+    """What the engine needs of a clock: time, events, and a record of what this rank does."""
 
     def now(self) -> float: ...
 
     def event(self) -> Event: ...
 
     def note(self, phase: str, bucket: int, step: int) -> None:
-        """A hook begins on the comm lane; `bucket` is -1 where it belongs to none."""
+        """Note that a hook begins on the comm lane; `bucket` is -1 if it belongs to none."""
 
     def waited_for(self) -> tuple[TaskId, ...]:
-        """Return other ranks' tasks that the present hook waited for, as far as they are known."""
+        """Return the known tasks of other ranks that the current hook waited for."""
 
 
 class CommLane(Protocol):
-    """The queue of the comm lane: a thread's, or one on the virtual clock."""
+    """The queue of the comm lane: of a thread, or of a process on the virtual clock."""
 
     def submit(
         self, function: Callable[..., Any], *args: Any, channel: int = ..., urgency: int = ...
@@ -67,7 +67,7 @@ class StepBuffers(Protocol):
 
     def end_step(self, comm: Communicator, others_changed: bool) -> Iterable[None]: ...
 
-    def hear_counts(self, told: Sequence[float]) -> None: ...
+    def load_counts(self, told: Sequence[float]) -> None: ...
 
 
 class Steps:
@@ -86,7 +86,7 @@ class Steps:
         early: EarlyUpdates,
         without: frozenset[int],
     ) -> None:
-        """`comm` is the step group's. `without` are the parameters that have no use so far."""
+        """`comm` is the step group's. `without` are the parameters without a gradient so far."""
         self._strategy = strategy
         self._comm = comm
         self._lane = lane
@@ -100,11 +100,11 @@ class Steps:
         self._buffers = buffers
         self._early = early
         self._gathers = all(bucket.family.updates == "strips" for bucket in buckets)
-        self._closes_flags = needs_closing(comm, buckets)
+        self._ends_flag_lending = must_end_lending(comm, buckets)
         self._without = without
-        self._is_spoilt = False
+        self._is_early_invalid = False
         self._told_settings: list[float] = []
-        """Numbers of the optimizer's settings, as the workers have them; none if all compute."""
+        """The numbers of the workers' optimizer settings; empty if all ranks compute."""
         self._next_send = 0
         self._entered_step = -1
         self._last_tasks: dict[int, TaskId] = {}
@@ -121,9 +121,9 @@ class Steps:
         return self._next_send > 0
 
     def send_ready(self, settings: Callable[[], ParamGroups]) -> None:
-        """Give the comm lane every bucket whose turn has come, in the one fixed order.
+        """Give complete buckets to the comm lane, in one fixed order, up to an incomplete one.
 
-        `settings` returns those of an update that is taken early.
+        `settings` returns the optimizer's settings for an early update.
         """
         order = self._send_order
         while self._next_send < len(order):
@@ -145,9 +145,9 @@ class Steps:
     def enter(self, number: int, flags: Sequence[float] | None, settings: ParamGroups) -> None:
         """Leave the rest of the step to the comm lane: `wait` before parameters are read.
 
-        `flags` is None where only sizes are simulated: the sum is exchanged, but not read.
+        `flags` is None if only sizes are simulated: the sum is exchanged, but not read.
         """
-        # Written on the lane: by then every peer has read the flags of the step before.
+        # Written on the lane: by then every peer has read the last step's flags.
         if flags is not None:
             self._lane.submit(self._flags.write, flags, channel=self._step_channel)
         self._submit_step(number, settings, has_flags=flags is not None)
@@ -160,11 +160,11 @@ class Steps:
         """Take the whole step here and now; every gradient is complete."""
         started = self._now()
         if self._gathers and flags is not None:
-            # Nothing is on its way yet, so the small sums can travel with the gradients.
+            # No gradient was sent yet, so the reduce that comes first can announce the small sums.
             self._lane.submit(self._run_announce, flags)
             self.send_ready(lambda: settings)
         else:
-            # The last meeting of a step is that of the flags: peers may read them until the next.
+            # The flags' sum is the step's last collective: peers may read flags until the next one.
             self.send_ready(lambda: settings)
             if flags is not None:
                 self._lane.submit(self._flags.write, flags)
@@ -180,7 +180,7 @@ class Steps:
         lane.submit(
             self._run_step_entered,
             number,
-            self._early.spoilt_by,
+            self._early.invalid_because,
             has_flags,
             channel=self._step_channel,
         )
@@ -193,7 +193,7 @@ class Steps:
                 number,
                 settings,
                 channel=bucket.gather_channel,
-                urgency=1 + bucket.index,  # what forward reads first is sent first
+                urgency=1 + bucket.index,  # the bucket that forward reads first goes first
             )
         self._next_send = 0
 
@@ -237,45 +237,45 @@ class Steps:
         if self.recorder is not None:
             self._record(bucket.channel, "reduce", index, step, started, ("backward", index))
 
-    def _run_step_entered(self, number: int, spoilt_by: str | None, has_flags: bool) -> None:
+    def _run_step_entered(self, number: int, invalid_because: str | None, has_flags: bool) -> None:
         self._note("step", -1, number)
         started = self._now()
         buffers = self._buffers
-        # Statistics first: a rank that comes to the flags' sum has read its peers' statistics.
+        # Statistics first: a rank that has come to the flags' sum has read its peers' statistics.
         if buffers is not None and buffers.statistics is not None:
             self._comm.all_reduce(buffers.statistics)
         self._comm.all_reduce(self._flags.partials)
-        if self._closes_flags:
+        if self._ends_flag_lending:
             self._comm.end_lending()
         self._strategy.step_entered(number)
         if has_flags:
-            self._hear_flags(spoilt_by)
+            self._act_on_flags(invalid_because)
         self._entered_step = number
         if self.recorder is not None:
             last = ("backward", self._send_order[-1].index)
             self._record(self._step_channel, "step", -1, number, started, last)
 
-    def _hear_flags(self, spoilt_by: str | None) -> None:
-        """Act on what all ranks of the step group have said."""
+    def _act_on_flags(self, invalid_because: str | None) -> None:
+        """Act on what all ranks of the step group have told."""
         told = self._flags.read()
-        self._is_spoilt = told.is_spoilt or told.without != self._without
-        if self._is_spoilt:
-            others = "another rank's do not hold"
+        self._is_early_invalid = told.is_early_invalid or told.without != self._without
+        if self._is_early_invalid:
+            others = "another rank had to undo its own"
             more = "other parameters got gradients"
-            self._early.stop(spoilt_by or (others if told.is_spoilt else more))
+            self._early.stop(invalid_because or (others if told.is_early_invalid else more))
         self._without = told.without
         self._told_settings = told.settings
         self._early.decide(told.step_s)
         if self._buffers is not None:
             if told.settings:
-                self._buffers.hear_counts(told.settings)
+                self._buffers.load_counts(told.settings)
             for _ in self._buffers.end_step(self._comm, told.has_changed_buffers):
                 pass
 
     def _run_before_use(self, bucket: Bucket, number: int, settings: ParamGroups) -> None:
         if not bucket.is_reduced or self._entered_step < number:
             self._lane.until(lambda: bucket.is_reduced and self._entered_step >= number)
-        if self._is_spoilt:
+        if self._is_early_invalid:
             self._early.undo(bucket)
         if not bucket.is_early:
             if self._told_settings:
@@ -290,7 +290,7 @@ class Steps:
         bucket.ready.set()
 
     def run_early(self, bucket: Bucket, settings: ParamGroups) -> None:
-        """Update a bucket before `step()` has asked for it."""
+        """Update a bucket before `optimizer.step()` is called."""
         self._lane.until(lambda: bucket.is_reduced)
         bucket.optimizer.keep(self._without)
         self._update(bucket, settings, ("reduce", bucket.index))

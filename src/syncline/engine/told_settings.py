@@ -1,8 +1,8 @@
 """An optimizer's settings as plain numbers, for ranks that run it for others.
 
-A rank that only serves takes no steps of its own, so a scheduler changes nothing there: it is told
-the numbers that the workers have. Everything that is no number, such as a switch, is fixed when the
-optimizer is made, and equal on all ranks.
+A rank that only serves takes no steps of its own, so its scheduler does nothing: the workers tell
+it their numbers. Settings that are not numbers, such as switches, are fixed when the optimizer is
+made, and equal on all ranks.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def flatten(settings: ParamGroups) -> list[float]:
 
 
 def told_to_servers(share: Share, settings: ParamGroups, counts: Sequence[float]) -> list[float]:
-    """Return what this rank tells those that only serve, if any: the first worker's numbers.
+    """Return the numbers this rank adds to the sum that tells servers; empty without servers.
 
-    They travel in a sum, so the other workers add zeros. `counts` are those of the buffers.
+    The first worker gives its settings and the buffers' `counts`, the others zeros.
     """
     if not share.is_served:
         return []

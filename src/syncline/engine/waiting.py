@@ -1,8 +1,8 @@
 """Waiting before use: forward waits for a bucket only when it is about to read it.
 
-Two kinds of hooks notice a use: one in front of every module that owns parameters, and the class
-of a parameter whose bucket is away (`parameters.py`), for uses that no module hook sees. Before
-the buckets are built the same hooks note the order of first use.
+A use is noticed in two ways: by a forward pre-hook on every module that owns parameters, and by the
+class of a parameter that is in flight (`parameters.py`), for uses that no module hook sees. Before
+the buckets are built, the same hooks record the order of first use.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Waiting:
         self.first_use = FirstUse(self._parameters)
 
     def begin(self, steps: Steps, buckets: Sequence[Bucket]) -> None:
-        """Wait for buckets from now on: they are built."""
+        """Begin to wait for buckets, once they are built."""
         self._steps, self._buckets = steps, buckets
 
     def take_off(self) -> None:
-        """Take the hooks off the modules."""
+        """Remove the hooks from the modules."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -69,7 +69,7 @@ class Waiting:
 
     def _hook_modules(self) -> Iterator[Any]:
         if getattr(self._model, "_orig_mod", None) is not None:
-            # Hooks inside would be traced: one in front of the compiled module waits for all.
+            # Hooks inside would be traced: one pre-hook of the compiled module waits for all.
             yield self._model.register_forward_pre_hook(lambda module, args: self.synchronize())
             return
         for module, numbers in owners_of(self._model, self._parameters):
@@ -87,8 +87,8 @@ class Waiting:
                     self.first_use.touch_all(numbers)
                     return
                 mine = dict.fromkeys(self._slots[number].bucket for number in numbers)
-                # A module with buffers alone waits for the step's first bucket: buffers are in
-                # place before it.
+                # A module with only buffers waits for the step's first bucket: the buffers are up
+                # to date before that bucket is.
                 buckets = [bucket for bucket in mine if bucket] or list(self._buckets[:1])
             for bucket in buckets:
                 if bucket.is_in_flight:
@@ -117,6 +117,6 @@ class Waiting:
                 self.wait(bucket)
 
     def leave(self) -> None:
-        """Every parameter's new value is on its way: the next use waits."""
+        """Make the next use of every parameter wait for its new value."""
         for parameter in self._parameters:
             become(parameter, InFlight)

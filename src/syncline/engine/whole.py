@@ -1,6 +1,6 @@
-"""The parameters that represent the run, put into a model for a while; and how ranks end.
+"""Puts the parameters that represent the run into a model for a while; ends ranks in order.
 
-Where all ranks hold the same parameters these are a rank's own, and nothing is to be done.
+If all ranks hold the same parameters, each rank's own represent the run, and nothing is done.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger("syncline")
 
 
 class WholeRun:
-    """One rank's way to what a strategy's `Whole` gathers."""
+    """Calls a strategy's `Whole` on the comm lane, for one rank."""
 
     def __init__(
         self,
@@ -43,22 +43,22 @@ class WholeRun:
         self._settings = settings
         self._buckets: Sequence[Bucket] = ()
         self.whole: Whole | None = None
-        """None before the first step, and where every rank's parameters represent the run."""
+        """None before the first step, and if all ranks hold the same parameters."""
         self.is_in_model = False
         """Whether the model holds the gathered values now."""
 
     def begin(self, whole: Whole | None, buckets: Sequence[Bucket]) -> None:
-        """Take what the strategy returned at its start."""
+        """Set the `Whole` that the strategy's `start` returned."""
         self.whole, self._buckets = whole, buckets
 
     def open(self) -> None:
-        """Let other ranks call: saved state is in place. Every rank calls it."""
+        """Allow calls from other ranks, once saved state is in place. Every rank calls it."""
         if self.whole is not None:
             self._lane.call(self.whole.open)
 
     @contextlib.contextmanager
     def in_model(self, *, is_wanted: bool) -> Iterator[None]:
-        """Gather, and hold the values in the model. Every rank calls it at the same step."""
+        """Gather the values into the model for the block. Every rank calls it at the same step."""
         whole = self.whole
         assert whole is not None
         found = self._lane.call(lambda: whole.gather(is_wanted=is_wanted))
@@ -89,11 +89,11 @@ class WholeRun:
 
     @property
     def gone(self) -> dict[int, RankFailed]:
-        """Ranks that were lost on the way, and how."""
+        """Ranks that were lost during the run, and how."""
         return {} if self._control is None else self._control.gone
 
     def check_workers(self) -> None:
-        """Give up if every rank that computes is gone."""
+        """Raise if every rank that computes is gone."""
         if self._control is None:
             return
         workers = range(self._settings.num_workers(self._control.place.size))
@@ -101,7 +101,7 @@ class WholeRun:
             raise self.gone[workers[-1]]
 
     def tell_who_left(self) -> None:
-        """Say which ranks were not part of the last gathering: they had ended before it."""
+        """Log which ranks had ended before the last gather, and so were not part of it."""
         assert self.whole is not None
         left = [rank for rank in self.whole.missing() if rank not in self.gone]
         if left:
@@ -128,7 +128,7 @@ class WholeRun:
         return root.register_state_dict_pre_hook(warn)
 
     def report(self) -> dict[str, Any]:
-        """Return what the strategy knows about the run, as plain data."""
+        """Return the strategy's figures for the run's summary, as plain data."""
         return {} if self.whole is None else self.whole.report()
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -142,7 +142,7 @@ class WholeRun:
         return self._lane.call(self.whole.mean_of, number)
 
     def meet(self) -> None:
-        """Wait for all ranks that are not gone, where ranks otherwise do not wait."""
+        """Wait for all ranks that are not gone, with an asynchronous strategy."""
         if self.whole is not None:
             self._lane.call(self.whole.meet)
 
@@ -160,8 +160,8 @@ class WholeRun:
 def load_values(model: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
     """Copy values into a model's parameters and buffers by name, before the first step."""
     named = [*model.named_parameters(), *model.named_buffers()]
-    # Without waiting: a wait before the first step is taken for the first use.
+    # Without waiting: before the first step a wait would count as the first use.
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         for name, tensor in named:
-            if name in values:  # buffers that are not kept are not there
+            if name in values:  # non-persistent buffers are not
                 tensor.copy_(values[name])

@@ -17,7 +17,7 @@ from typing import Literal
 from syncline.errors import ConfigError
 
 Launcher = Literal["alone", "torchrun", "syncline", "slurm"]
-KEY_BYTES_LEAST = 16  # 128 bits: too many keys to try them all
+KEY_BYTES_LEAST = 16
 
 
 @dataclass(frozen=True)

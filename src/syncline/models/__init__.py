@@ -1,9 +1,9 @@
 """Networks by name: those of the papers, and two small ones for quick work.
 
 Importing this package does not import torch: the command line checks names, options and image
-sizes first (`check`) and pays for torch only when it builds. A network is a plain `nn.Module`
-whose layers are registered in the order in which forward uses them, and its initial weights come
-from torch's global generator only.
+sizes first (`check`); only `build` loads torch. A network is a plain `nn.Module` whose layers are
+registered in the order in which forward uses them, and its initial weights come from torch's
+global generator only.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "resnet-50": (),
     "vgg-a": ("hidden", "dropout"),
 }
-"""What may be set: `hidden`, the widths of the hidden fully connected layers; `dropout`, the
-chance of dropping a value; `batch_norm`, true or false."""
+"""The options of each network: `hidden`, the widths of the hidden fully connected layers;
+`dropout`, the chance of dropping a value; `batch_norm`, true or false."""
 
 LEAST_PX: dict[str, int] = {
     "alexnet": 63,
@@ -56,8 +56,8 @@ LEAST_PX: dict[str, int] = {
     "resnet-50": 1,
     "vgg-a": 32,
 }
-"""Least height and width at which something is left after the last pooling. A network that is
-not listed flattens whatever it is given."""
+"""Least height and width at which a pixel is left after the last pooling. A network that is not
+listed takes samples of any shape."""
 
 PUBLISHED: dict[str, tuple[tuple[int, ...], int]] = {
     "alexnet": ((3, 224, 224), 1000),
@@ -69,7 +69,7 @@ PUBLISHED: dict[str, tuple[tuple[int, ...], int]] = {
     "resnet-50": ((3, 224, 224), 1000),
     "vgg-a": ((3, 224, 224), 1000),
 }
-"""Sample shape and classes at which a network is the one of its paper."""
+"""The sample shape and number of classes of each network's paper."""
 
 
 def names() -> list[str]:
@@ -80,7 +80,7 @@ def names() -> list[str]:
 def check(
     name: str, sample_shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
 ) -> None:
-    """Raise ConfigError for whatever `build` would refuse. Needs no torch."""
+    """Raise the ConfigError that `build` would raise. Needs no torch."""
     if name not in MODELS:
         fix = _nearest(name, MODELS)
         raise ConfigError("model.name", f"got {name!r}", "there is no such model", fix)
@@ -123,7 +123,7 @@ def check(
 def build(
     name: str, sample_shape: tuple[int, ...], classes: int, **options: Any
 ) -> torch.nn.Module:
-    """Build a network for samples of this shape, with fresh weights.
+    """Return a network for samples of this shape, with new random weights.
 
     Raises ConfigError for an unknown name or option and for images that are too small.
     """

@@ -1,8 +1,8 @@
 """AlexNet in its one-tower version (Krizhevsky 2014, 1404.5997): 61,100,840 parameters.
 
-At 224 px the head sees 256 x 6 x 6 values; smaller images leave less, and the first fully
-connected layer shrinks with it. Dropout of 0.5 follows both hidden layers, as in 2012; local
-response normalisation is left out, as is usual for this version.
+At 224 px the first fully connected layer gets 256 x 6 x 6 values; with smaller images it is
+smaller. Dropout of 0.5 follows both hidden layers, as in 2012; local response normalisation is
+left out, as is usual for this version.
 """
 
 from __future__ import annotations
@@ -30,5 +30,5 @@ def alexnet(
     hidden: Sequence[int] = (4096, 4096),
     dropout: float = 0.5,
 ) -> nn.Sequential:
-    """Build it with He's weights."""
+    """Return the network with He's weights."""
     return tower(sample_shape, CONVOLUTIONS, 3, hidden, classes, first=6, dropout=dropout)

@@ -1,8 +1,8 @@
 """CD-DNN: the acoustic model of Das 2016 (and of Seide 2014), seven sigmoid layers of 2048.
 
 At 429 inputs (11 frames of 39 features) and 9304 outputs it has 45,099,008 weights, 45,122,648
-parameters with biases. The originals were trained layer by layer; here the initial weights make
-that needless, see `_centre`.
+parameters with biases. The originals were trained layer by layer; here that is not needed, because
+of the initial weights (`_centre`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from syncline.models.parts import Layers, head
 def cd_dnn(
     sample_shape: tuple[int, ...], classes: int, *, hidden: Sequence[int] = (2048,) * 7
 ) -> nn.Sequential:
-    """Build it for samples of any shape, flattened."""
+    """Return the network for samples of any shape, flattened."""
     layers: Layers = OrderedDict(flatten=nn.Flatten())
     layers |= head(math.prod(sample_shape), hidden, classes, activation=nn.Sigmoid)
     model = nn.Sequential(layers)
@@ -32,8 +32,8 @@ def cd_dnn(
 def _centre(layers: Sequence[nn.Linear]) -> None:
     """Make the hidden layers start as a tanh network with Glorot's weights.
 
-    sigmoid(z) = (1 + tanh(z / 2)) / 2, so weights four times Glorot's (twice in the first layer,
-    whose input is not a sigmoid) and biases that take off the inputs' mean of 1/2 give just that.
+    sigmoid(z) = (1 + tanh(z / 2)) / 2, so this needs weights four times Glorot's (twice in the
+    first layer, whose input is not a sigmoid) and biases that subtract the inputs' mean of 1/2.
     With torch's default, each layer shrinks the gradient about sevenfold and nothing is learnt.
     """
     for number, layer in enumerate(layers):

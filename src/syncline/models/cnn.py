@@ -21,7 +21,7 @@ def cnn(
     dropout: float = 0.25,
     batch_norm: bool = True,
 ) -> nn.Sequential:
-    """Build it. Batch norm follows the convolutions, dropout the hidden layers."""
+    """Return the network. Batch norm follows the convolutions, dropout the hidden layers."""
     channels, height, width = sample_shape
     layers: Layers = OrderedDict()
     for number, maps in enumerate((32, 64), start=1):

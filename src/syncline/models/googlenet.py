@@ -1,8 +1,8 @@
 """GoogLeNet: Inception v1 (Szegedy 2014, 1409.4842), 6,998,552 parameters with biases.
 
-As published there is no batch norm, but local response normalisation. The two auxiliary
-classifiers are left out: they serve training only, and the timed networks go without. Poolings
-round up as in the original, so 224 px end as 7x7 maps.
+As published, it has local response normalisation and no batch norm. The two auxiliary classifiers
+are left out: they serve training only, and the timed networks do not have them. Poolings round up
+as in the original, so 224 px end as 7x7 maps.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Inception(nn.Module):
 def googlenet(
     sample_shape: tuple[int, ...], classes: int, *, dropout: float = 0.4
 ) -> nn.Sequential:
-    """Build it with He's weights."""
+    """Return the network with He's weights."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         conv1=_conv(sample_shape[0], 64, 7, stride=2),
         pool1=_pool(),

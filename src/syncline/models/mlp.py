@@ -23,7 +23,7 @@ def mlp(
     dropout: float = 0.0,
     batch_norm: bool = False,
 ) -> nn.Sequential:
-    """Build it; an empty `hidden` gives softmax regression."""
+    """Return the network; an empty `hidden` gives softmax regression."""
     layers: Layers = OrderedDict(flatten=nn.Flatten())
     layers |= head(math.prod(sample_shape), hidden, classes, dropout=dropout, batch_norm=batch_norm)
     return nn.Sequential(layers)

@@ -1,8 +1,8 @@
 """OverFeat-FAST (Sermanet 2014), with the layers that Das 2016 times: 145,909,792 weights.
 
-At 231 px the head sees 1024 x 6 x 6 values; smaller images leave less, and the first fully
-connected layer shrinks with it. The original trains with dropout of 0.5; the default here is
-none, as in the networks that were timed.
+At 231 px the first fully connected layer gets 1024 x 6 x 6 values; with smaller images it is
+smaller. The original trains with dropout of 0.5; the default here is none, as in the networks that
+Das 2016 times.
 """
 
 from __future__ import annotations
@@ -30,5 +30,5 @@ def overfeat_fast(
     hidden: Sequence[int] = (3072, 4096),
     dropout: float = 0.0,
 ) -> nn.Sequential:
-    """Build it with He's weights. Layers are named as in the table: c1 to c5, f6 to f8."""
+    """Return the network with He's weights. Layer names are as in the table: c1 to c5, f6 to f8."""
     return tower(sample_shape, CONVOLUTIONS, 2, hidden, classes, first=6, dropout=dropout)

@@ -1,6 +1,6 @@
 """What several networks share: a tower of convolutions, the fully connected end, He's weights.
 
-No activation works in place: it would save a little memory, but full backward hooks, with which
+No activation works in place: that would save a little memory, but full backward hooks, with which
 layers are timed, refuse modules that change their input.
 """
 
@@ -27,10 +27,10 @@ def tower(
     first: int = 1,
     dropout: float = 0.0,
 ) -> nn.Sequential:
-    """Chain convolutions with ReLU, named c1, c2, ..., and a `head`; draw He's weights.
+    """Return convolutions with ReLU, named c1, c2, ..., and a `head`, with He's weights.
 
-    Poolings have `pool` as kernel and stride 2. The first fully connected layer takes
-    whatever the convolutions leave of the image.
+    Poolings have `pool` as kernel and stride 2. The first fully connected layer takes all values
+    of the last maps.
     """
     channels, height, width = sample_shape
     layers: Layers = OrderedDict()
@@ -58,7 +58,7 @@ def head(
     batch_norm: bool = False,
     activation: type[nn.Module] = nn.ReLU,
 ) -> Layers:
-    """Chain fully connected layers, named f1, f2, ... counting from `first`.
+    """Return fully connected layers, named f1, f2, ... counting from `first`.
 
     Each hidden layer is followed by batch norm (if asked for), activation and dropout (if any).
     """
@@ -76,7 +76,7 @@ def head(
 
 
 def map_size(layers: Iterable[nn.Module], size: int) -> int:
-    """Give the height (or width) that convolutions and poolings leave of `size`.
+    """Return the height (or width) that convolutions and poolings leave of `size`.
 
     Square kernels, no dilation, rounding down: out = (size + 2 pad - kernel) // stride + 1.
     """
@@ -98,10 +98,10 @@ def _one(value: object) -> int:
 def he_normal(model: nn.Module) -> None:
     """Draw weights from He's normal distribution and zero the biases (He 2015, 1502.01852).
 
-    Keeps the size of activations through many ReLU layers; torch's default shrinks them to
-    about 0.4 a layer, and a deep network without batch norm then does not start to learn.
+    This keeps the size of activations through many ReLU layers; torch's default multiplies it by
+    about 0.4 in each layer, and a deep network without batch norm then does not start to learn.
     The last layer has no ReLU after it and keeps torch's smaller weights: max-poolings make
-    activations grow, and with He's weights the first steps would throw the network off.
+    activations grow, and with He's weights there the first steps would destabilise the network.
     """
     layers = [part for part in model.modules() if isinstance(part, nn.Conv2d | nn.Linear)]
     for layer in layers[:-1]:

@@ -1,10 +1,10 @@
 """Residual networks (He 2015, 1512.03385): 18 and 50 layers for ImageNet, 20 layers for CIFAR.
 
 At 3x224x224 and 1000 classes, resnet-18 has 11,689,512 parameters and resnet-50 25,557,032;
-resnet-20 has 269,722 at 3x32x32 and ten. For images of at most 64 px the first two start with a
-3x3 convolution of stride 1 and no pooling, as is usual there: the original stem would leave a
-32 px image with one pixel. Bottlenecks stride in their first 1x1 convolution, as in the paper
-(many later versions stride in the 3x3; the count is the same).
+resnet-20 has 269,722 at 3x32x32 and ten classes. For images of at most 64 px the first two start
+with a 3x3 convolution of stride 1 and no pooling, as is usual for them: the original stem would
+leave one pixel of a 32 px image. Bottlenecks have their stride in the first 1x1 convolution, as in
+the paper (many later versions have it in the 3x3; the number of parameters is the same).
 """
 
 from __future__ import annotations

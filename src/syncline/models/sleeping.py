@@ -1,8 +1,8 @@
 """A network whose layers sleep instead of computing, with real parameters and real gradients.
 
-It needs next to no processor, so two cores carry many machines, and compute can be set against
-the wire at will. Each layer adds the mean of its weights to its input; its arithmetic counts
-towards the time it is to take.
+It needs almost no processor time, so two cores can run many machines, and the ratio of compute to
+communication can be chosen freely. Each layer adds the mean of its weights to its input; the time
+of this arithmetic is part of the layer's time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 
 class SleepingLayer(NamedTuple):
-    """What a layer costs."""
+    """The cost of a layer."""
 
     parameter_bytes: int
     forward_s: float
@@ -28,7 +28,7 @@ def _sleep_until(deadline_s: float) -> None:
 
 
 class _AddMean(torch.autograd.Function):
-    """y = x + mean(weight), taking its time both ways."""
+    """y = x + mean(weight), which takes the layer's time in forward and in backward."""
 
     @staticmethod
     def forward(
@@ -51,7 +51,7 @@ class _AddMean(torch.autograd.Function):
 
 
 class Sleeper(nn.Module):
-    """One layer."""
+    """One layer that sleeps."""
 
     def __init__(self, layer: SleepingLayer) -> None:
         super().__init__()
@@ -66,5 +66,5 @@ class Sleeper(nn.Module):
 
 
 def sleeping(layers: Sequence[SleepingLayer]) -> nn.Sequential:
-    """Build a network from a list of layers. It takes anything and returns the same shape."""
+    """Return a network of these layers. Its input may have any shape; the output has the same."""
     return nn.Sequential(*(Sleeper(layer) for layer in layers))

@@ -1,8 +1,8 @@
 """VGG-A, the eleven-layer network of Simonyan 2014: 132,851,392 weights, all convolutions 3x3.
 
-At 224 px the head sees 512 x 7 x 7 values; smaller images leave less (512 at 32 px), and the
-first fully connected layer shrinks with it. The original trains with dropout of 0.5; the default
-here is none, as in the networks that Das 2016 times.
+At 224 px the first fully connected layer gets 512 x 7 x 7 values; with smaller images it is smaller
+(512 at 32 px). The original trains with dropout of 0.5; the default here is none, as in the
+networks that Das 2016 times.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ def vgg_a(
     hidden: Sequence[int] = (4096, 4096),
     dropout: float = 0.0,
 ) -> nn.Sequential:
-    """Build it with He's weights. Layers are named as in the table: c1 to c8, f1 to f3."""
+    """Return the network with He's weights. Layer names are as in the table: c1 to c8, f1 to f3."""
     return tower(sample_shape, CONVOLUTIONS, 2, hidden, classes, dropout=dropout)

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from syncline.config import Job
 
-_BAR_EVERY_S = 0.2  # looks live on a terminal
-_LINE_EVERY_S = 5.0  # keeps a log file short
+_BAR_EVERY_S = 0.2
+_LINE_EVERY_S = 5.0
 
 
 class HasJson(Protocol):

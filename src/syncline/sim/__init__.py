@@ -1,1 +1,1 @@
-"""Runs on the virtual clock: a workload's compute lanes, the learner's arithmetic, the result."""
+"""Simulation: all ranks of a job in one process, on the virtual clock."""

@@ -1,4 +1,4 @@
-"""A job on a cluster, in virtual time: from settings to a result."""
+"""Simulates a job on a cluster: from settings to a result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from syncline.sim.run import Outcome, simulate
 from syncline.strategies import make_strategy
 
 STEPS = 10
-"""Steps that are timed where nothing is learnt: the first ones fill the lanes."""
+"""Steps of a simulation of sizes: more than a few, since the first ones fill the lanes."""
 
 
 def simulate_job(
@@ -29,10 +29,10 @@ def simulate_job(
     steps: int = STEPS,
     on_step: Callable[[int], None] = lambda step: None,
 ) -> Outcome:
-    """Say how a resolved job would go on a cluster.
+    """Return how a resolved job would run on a cluster.
 
-    With `learns` the ranks compute on the job's data, for all of the job's steps; otherwise sizes
-    alone go round, for some `steps`. `on_step` hears of every step that rank 0 has finished.
+    With `learns` the ranks compute on the job's data, for all of the job's steps; otherwise only
+    sizes are simulated, for `steps` steps. `on_step` is called after every step of rank 0.
     """
     learning = Learning(job)
     settings, bucket_bytes = job.strategy, job.strategy.bucket_bytes

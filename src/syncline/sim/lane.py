@@ -1,8 +1,8 @@
-"""The comm lane in virtual time: the order of the real one, a process of the clock for a thread.
+"""The comm lane in virtual time: a process of the clock instead of a thread, in the same order.
 
-One hook at a time, in the order in which they were submitted. A real lane has hooks of several
-channels under way, whose messages go out by urgency; one after the other in that order is what it
-comes to (decision 9).
+It runs one hook at a time, in the order in which they were submitted. A real lane has hooks of
+several channels under way, whose messages go out by urgency; the effect is nearly the same as one
+hook after the other in that order (decision 9).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from syncline.virtual.clock import Clock, Process, Signal
 
 
 class VirtualLane:
-    """A queue of work, which begins when all before it is done."""
+    """A queue of work; each begins when all work before it is done."""
 
     def __init__(self, clock: Clock, endpoint: Endpoint) -> None:
         self._clock = clock
@@ -34,7 +34,7 @@ class VirtualLane:
             self._process = self._clock.spawn(self._name, self._run)
 
     def until(self, is_done: Callable[[], bool]) -> None:
-        """Wait, inside a process, for what a hook does."""
+        """Wait, inside a process, until a hook makes `is_done` true."""
         while not is_done():
             self._changed.wait(lambda: f"waits for the {self._name}")
 
@@ -43,10 +43,10 @@ class VirtualLane:
         self.until(lambda: self._process is None)
 
     def check(self) -> None:
-        """A failure in virtual time ends the run at once: there is none to look up."""
+        """Do nothing: in virtual time a failure ends the run at once."""
 
     def stop(self) -> None:
-        """End everything where it stands: the rank is gone."""
+        """Drop all work and end the running hook: the rank has died."""
         self._queue.clear()
         if self._process is not None:
             self._clock.kill(self._process)

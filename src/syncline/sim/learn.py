@@ -1,4 +1,4 @@
-"""Learning in virtual time: one model object, which points at one rank's vectors at a time.
+"""Learning in virtual time: one model object, whose tensors are one rank's at a time.
 
 The arithmetic is that of the engine and of `train.py`, with the same functions on the same data,
 so the weights are those of a real run, bit for bit.
@@ -37,7 +37,7 @@ from syncline.sim.rank import VirtualRank
 
 
 class Learning:
-    """What all ranks have in common: the data, the model object and the first values."""
+    """What all ranks share: the data, the model object and the initial values."""
 
     def __init__(self, job: Job) -> None:
         """`job` is resolved."""
@@ -76,7 +76,7 @@ class Learning:
         return self.job.optimizer.clip_norm is not None
 
     def slots(self) -> list[Slot]:
-        """Make one rank's slots, in registration order."""
+        """Return new slots for one rank, in registration order."""
         named = enumerate(self.parameters.items())
         return [Slot(name, parameter, number) for number, (name, parameter) in named]
 
@@ -87,7 +87,7 @@ class Learning:
         return checkpoint.digest_of(self.model.state_dict())
 
     def evaluate(self) -> tuple[float | None, float | None]:
-        """Test what the model holds now; the sums are those of a real run."""
+        """Return test loss and accuracy of the model as it is now, summed as in a real run."""
         if self.data.test is None:
             return None, None
         results = evaluate_parts(self.model, self.data.test, None)
@@ -96,7 +96,7 @@ class Learning:
 
 
 class RankLearner:
-    """One rank's vectors, buffers and numbers of the present step."""
+    """One rank's parameters and buffers, and its losses and gradients of the current step."""
 
     def __init__(self, learning: Learning) -> None:
         self._learning = learning
@@ -139,15 +139,15 @@ class RankLearner:
         self.borrow()
         return flat_buffers(self._learning.model)
 
-    def take_over(self, rank: VirtualRank, whole: WholeValues) -> None:
-        """Put the parameters that represent the run in the place of this rank's own."""
+    def load(self, rank: VirtualRank, whole: WholeValues) -> None:
+        """Replace this rank's parameters and buffers by those that represent the run."""
         with torch.no_grad():
             for bucket, values in zip(rank.buckets, whole.buckets, strict=True):
                 bucket.parameters.memory.mine.copy_(values)
             load_flat_buffers(self.borrow(), whole.buffers)
 
     def borrow(self) -> nn.Module:
-        """Put this rank's vectors into the model object."""
+        """Point the model object at this rank's parameters and buffers, and return it."""
         if self._learning.used_by is not self:
             self._learning.used_by = self
             for tensor, mine in self._mine:
@@ -194,7 +194,7 @@ class RankLearner:
         return encode(
             [number in with_gradient for number in range(len(self._learning.first))],
             has_changed_buffers=self._buffers.has_changed_others,
-            is_spoilt=False,
+            is_early_invalid=False,
             step_s=0.0,
             losses=self._losses,
             settings=told_to_servers(self._share, settings, self._buffers.counts()),
@@ -207,14 +207,14 @@ class RankLearner:
             self._norm = Norm(rank.slots, rank.buckets, self._share.step.comm)
         self._norm.clip(limit)
 
-    def hear_counts(self, told: Sequence[float]) -> None:
+    def load_counts(self, told: Sequence[float]) -> None:
         self.borrow()
-        self._buffers.hear_counts(told)
+        self._buffers.load_counts(told)
 
     def end_step(self, comm: Communicator, others_changed: bool) -> Iterator[None]:
-        """Take over everybody's buffers.
+        """Set the averaged statistics and shard 0's other buffers.
 
-        Others may borrow the model while this rank waits for a broadcast.
+        Other ranks may borrow the model while this rank waits for a broadcast.
         """
         self._learning.losses[self._step] = statistics.fmean(self._flags.losses)
         self._step += 1

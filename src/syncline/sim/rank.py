@@ -1,8 +1,8 @@
-"""One rank in virtual time: the compute lane of a workload in front of the engine's comm lane.
+"""One rank in virtual time: a workload's compute lane, which drives the engine's comm lane.
 
-Forward and backward take the time that the workload says, bucket by bucket; everything else that
-happens in a step is `engine/steps.py`'s, as in a real run. A run that learns does the arithmetic of
-a whole shard in one go, at the moment when forward reads its last bucket.
+Forward and backward take the workload's times, bucket by bucket; `engine/steps.py` does everything
+else in a step, as in a real run. A run that learns does the arithmetic of a whole shard at once, at
+the moment when forward reads its last bucket.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from syncline.sizes import Size
 
 @dataclass(frozen=True)
 class Setting:
-    """What all ranks of a simulation have in common."""
+    """The facts that all ranks of a simulation share."""
 
     plan: Plan
     sizes: tuple[Size, ...]
-    """In the order of first use; those without use last."""
+    """In the order of first use; unused parameters last."""
     times_s: Mapping[int, tuple[float, float]]
     """Forward and backward seconds of one shard, by the parameter whose use they belong to."""
     backward_s: tuple[tuple[str, float], ...]
@@ -53,10 +53,10 @@ class Setting:
     overlap: bool
     bucket_bytes: int
     cores: int
-    """Of a machine."""
+    """Cores of a machine."""
     input_s: float = 0.0
     num_told: int = 0
-    """Numbers that ranks which only serve are told: settings and counters."""
+    """How many numbers workers tell ranks that only serve: settings and counters."""
     num_statistics: int = 0
     """Numbers in the running statistics of norm layers."""
     clips: bool = False
@@ -74,12 +74,12 @@ class Learner(Protocol):
         """Running statistics of norm layers, to be averaged over shards."""
 
     def lay_out(self, rank: VirtualRank) -> None:
-        """Put the first parameters in place."""
+        """Write the initial parameters into the buckets."""
 
     def optimizer_of(
         self, bucket: Bucket, parameters: torch.Tensor, gradient: torch.Tensor, low: int, high: int
     ) -> StripOptimizer:
-        """Make the optimizer of a strip."""
+        """Return the optimizer of a strip."""
 
     def compute(self, rank: VirtualRank, step: int, shard: int) -> None:
         """Run forward and backward of one shard; leave the gradients in the buckets."""
@@ -91,16 +91,16 @@ class Learner(Protocol):
         """Return the optimizer's settings in a step."""
 
     def flags(self) -> list[float]:
-        """Return what this rank tells the others in a step: see `engine/flags.py`."""
+        """Return this rank's flags of a step: see `engine/flags.py`."""
 
     def clip(self, rank: VirtualRank) -> None:
         """Clip the gradient, on the comm lane."""
 
     def end_step(self, comm: Communicator, others_changed: bool) -> Iterator[None]:
-        """Take over everybody's buffers."""
+        """Set the averaged statistics and shard 0's other buffers."""
 
-    def hear_counts(self, told: Sequence[float]) -> None:
-        """Take over how many batches norm layers have seen, on a rank that only serves."""
+    def load_counts(self, told: Sequence[float]) -> None:
+        """Set norm layers' counts of batches, on a rank that only serves."""
 
 
 class VirtualRank:
@@ -133,7 +133,7 @@ class VirtualRank:
         self.step_ends_s: list[float] = []
         self.ended_s = 0.0
         self.whole: WholeValues | None = None
-        """The parameters that represent the run, where each rank has its own."""
+        """The parameters that represent the run, if ranks hold different ones."""
         self.on_step: Callable[[int], None] = lambda step: None
         self.share = Share(setting.plan, self.comm)
         self._sizes_only: SizesOnly | None = None
@@ -148,7 +148,7 @@ class VirtualRank:
     def optimizer_of(
         self, bucket: Bucket, parameters: torch.Tensor, gradient: torch.Tensor, low: int, high: int
     ) -> StripOptimizer:
-        """Make the user's optimizer for elements `low` to `high` of memory laid out as a bucket."""
+        """Return the user's optimizer for elements `low` to `high` of memory like a bucket's."""
         inner = None
         if self.learner is not None:
             inner = self.learner.optimizer_of(bucket, parameters, gradient, low, high)
@@ -170,7 +170,7 @@ class VirtualRank:
     # Building, once.
 
     def _build(self) -> None:
-        """Put parameters and gradients into memory, as a real replica does."""
+        """Make the buckets and the `Steps` that drives them, as a real replica does."""
         setting, plan, step = self.setting, self.setting.plan, self.share.step
         self.layout = lay_out(
             setting.sizes,
@@ -226,8 +226,8 @@ class VirtualRank:
 
     # The compute lane.
 
-    def live(self) -> None:
-        """Take all steps, as one process of the clock."""
+    def take_steps(self) -> None:
+        """Take all steps of this rank. Runs as one process of the clock."""
         setting, conditions = self.setting, self.setting.conditions
         with self.comm.traffic.apart():
             self._lane.submit(self._build)
@@ -259,7 +259,7 @@ class VirtualRank:
                 self._lane.drain()
 
     def report(self) -> dict[str, Any]:
-        """Return what the strategy knows about the run, as plain data."""
+        """Return the strategy's figures for the run's summary, as plain data."""
         return {} if self._whole is None else self._whole.report()
 
     def _gather(self) -> None:
@@ -268,7 +268,7 @@ class VirtualRank:
         self.whole = self._whole.gather(is_wanted=self.rank == min(living))
 
     def _load(self, step: int) -> None:
-        """Wait for the step's input, which is loaded while the step before it runs."""
+        """Wait for the step's input, which is loaded during the previous step."""
         input_s = self.setting.input_s
         if input_s:
             started = self._clock.now_s
@@ -277,7 +277,7 @@ class VirtualRank:
                 self._spend("input", -1, step, self._loaded_s - started)
 
     def _compute(self, step: int, factor: float) -> None:
-        """Run forward and backward of every shard; send buckets as the last one finishes them."""
+        """Run forward and backward of every shard; send buckets as the last shard finishes them."""
         mine = self.share.mine
         for shard in mine:
             open_shard(self.buckets, shard)
@@ -313,7 +313,7 @@ class VirtualRank:
             self.steps.exchange_inline(step, flags, settings)
 
     def _clip(self) -> None:
-        """Clip the gradients, as a real rank does: all are sent, and the compute lane waits."""
+        """Clip the gradients as a real rank does: send all buckets, then wait."""
         self.steps.send_ready(_no_settings)
         started = self._clock.now_s
         if self.learner is not None:
@@ -324,7 +324,7 @@ class VirtualRank:
         self.steps.waited_s += self._clock.now_s - started
 
     def _serve_step(self, step: int) -> None:
-        """Take part in a step of the others, on a rank that computes nothing."""
+        """Take part in a step of the other ranks, on a rank that computes nothing."""
         self._step(step)
         for bucket in self.buckets:
             self.steps.wait(bucket)
@@ -337,5 +337,5 @@ class VirtualRank:
 
 
 def _no_settings() -> ParamGroups:
-    """Where nothing is computed there is nothing to set."""
+    """Return no settings: nothing is computed with them."""
     return []

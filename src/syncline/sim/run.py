@@ -1,4 +1,4 @@
-"""Run a strategy on the virtual clock: sizes only, or with real arithmetic on real data."""
+"""Runs a strategy on the virtual clock: sizes only, or with real arithmetic on real data."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ from syncline.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome(RunResult):
-    """What a simulation found. Times are virtual, but for `wall_s` and `autograd_s`.
+    """The result of a simulation. Times are virtual, except `wall_s` and `autograd_s`.
 
-    `step_s` is from the end of a step to the end of the next, of the slowest rank.
+    `step_s` is the median time from the end of a step to the end of the next, on the slowest rank.
     """
 
     machines: int
     alone_s: float
-    """The base of speed-up: one rank that computes the whole batch, with nobody to talk to."""
+    """The base of speed-up: one rank that computes the whole batch, without communication."""
     step_ends_s: tuple[float, ...]
     """When the slowest rank ended each step."""
     carried_bytes: dict[Port, float]
-    """What each port carried, all in all."""
+    """How many bytes each port carried in all."""
     wall_s: float
     trace: Trace
     places: Layout
-    """How the parameters lie in buckets, as rank 0 has them."""
+    """How the parameters lie in buckets on rank 0."""
     messages: tuple[list[Sent], ...] = ()
-    """What each rank sent in its steps, in order, where that was asked for."""
+    """What each rank sent in its steps, in order, with `keeps_messages`."""
     losses: tuple[float, ...] = ()
     autograd_s: float = 0.0
 
@@ -85,9 +85,9 @@ def simulate(
 ) -> Outcome:
     """Run all ranks of a cluster through some steps; `workload` is one shard of one step.
 
-    With `learning` the ranks compute on its data, otherwise sizes alone go round. `num_settings` is
-    how many numbers the optimizer's settings have, and `clips` says whether gradients are clipped,
-    where nothing is computed. `on_step` hears of every step that rank 0 has finished.
+    With `learning` the ranks compute on its data, otherwise only sizes are simulated; then
+    `num_settings` is how many numbers the optimizer's settings have, and `clips` says whether
+    gradients are clipped. `on_step` is called after every step of rank 0.
     """
     make = strategy if callable(strategy) else functools.partial(make_strategy, strategy)
     strategies = [make() for _ in range(cluster.ranks)]
@@ -145,7 +145,7 @@ def simulate(
         if keeps_messages:
             rank.comm.traffic.log = []
         ranks.append(rank)
-        clock.spawn(f"rank {number}", rank.live)
+        clock.spawn(f"rank {number}", rank.take_steps)
     with _quiet_collector(learns=learning is not None):
         try:
             clock.run()
@@ -162,9 +162,10 @@ def simulate(
 
 @contextlib.contextmanager
 def _quiet_collector(*, learns: bool) -> Iterator[None]:
-    """Keep Python from looking for garbage among the many small things of a run.
+    """Keep Python's garbage collector from scanning the many small objects of a run.
 
-    A run of sizes makes none; where a network runs, what was there before is not looked at.
+    A simulation of sizes makes no garbage: the collector is off. A run that learns only excludes
+    the objects that exist already.
     """
     was_on = gc.isenabled()
     gc.freeze()
@@ -179,7 +180,7 @@ def _quiet_collector(*, learns: bool) -> Iterator[None]:
 
 
 def _meta_parameters(sizes: Sequence[Size]) -> list[Parameter]:
-    """Make parameters without memory, which all ranks may share."""
+    """Return parameters on the meta device, which all ranks may share."""
     found = []
     for size in sizes:
         dtype: torch.dtype = getattr(torch, size.dtype)
@@ -198,7 +199,7 @@ def _outcome(
     learning: Learning | None,
 ) -> Outcome:
     cluster, steps = world.cluster, setting.steps
-    # A rank that died has taken fewer steps than the others, one that only serves has taken none.
+    # A rank that died has taken fewer steps than the others; a rank that only serves, none.
     ends = [
         max(times[step] for times in (rank.step_ends_s for rank in ranks) if step < len(times))
         for step in range(max(len(rank.step_ends_s) for rank in ranks))
@@ -216,7 +217,7 @@ def _outcome(
         assert isinstance(learner, RankLearner)
         learner.borrow()
         if first.whole is not None:
-            learner.take_over(first, first.whole)
+            learner.load(first, first.whole)
         test_loss, accuracy = learning.evaluate()
         found = {
             "losses": (losses := tuple(learning.losses[k] for k in sorted(learning.losses))),

@@ -1,4 +1,4 @@
-"""What a rank sends besides gradients, where only sizes go round and nothing is computed."""
+"""What a rank sends besides gradients, in a simulation of sizes without arithmetic."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from syncline.engine.share import Part
 
 
 class SizesOnly:
-    """Statistics of norm layers and the squares of a norm, as sizes: `engine.steps.StepBuffers`."""
+    """The sizes of norm layers' statistics and of a norm's squares, as `StepBuffers`."""
 
     def __init__(self, step: Part, slots: Sequence[Slot], num_statistics: int, clips: bool) -> None:
-        """`step` is the part in the step group's sums."""
+        """`step` is the rank's part in the step group's sums."""
         self._comm = step.comm
         self.statistics: Partials | None = None
         if num_statistics:
@@ -28,12 +28,12 @@ class SizesOnly:
             self._squares = small_sum(step.comm, blocks, torch.float64)
 
     def clip(self) -> None:
-        """Exchange what clipping exchanges, on the comm lane."""
+        """Exchange as many bytes as clipping does. Runs on the comm lane."""
         assert self._squares is not None
         self._comm.all_reduce(self._squares)
 
     def end_step(self, comm: Communicator, others_changed: bool) -> Iterable[None]:
         return ()
 
-    def hear_counts(self, told: Sequence[float]) -> None:
+    def load_counts(self, told: Sequence[float]) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What takes virtual time: the seam of the engine to the virtual clock, and updates."""
+"""The engine's `Timing` on the virtual clock, and optimizers whose updates take virtual time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from syncline.virtual.clock import Clock, Signal
 
 
 class VirtualTiming:
-    """The virtual clock, its signals, and the endpoint at which others see what a rank does."""
+    """Virtual time: the clock, its signals, and the endpoint that shows what a rank does."""
 
     def __init__(self, world: VirtualWorld, rank: int, recorder: Recorder) -> None:
         self._clock = world.clock

@@ -1,11 +1,11 @@
 """S-SGD with one all-reduce of everything after backward; every rank updates everything.
 
-The conventional way: nothing of the exchange is hidden. A step takes (Shi et al. 2018, arXiv
+The conventional way: the exchange does not overlap compute. A step takes (Shi et al. 2018, arXiv
 1805.03812)
 
     forward + backward + all-reduce + update.
 
-It stands for CNTK; which framework did what is told from memory, not checked against their code.
+It represents CNTK; that CNTK works like this was not checked against its code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Elastic averaging's center: the strips of it that a rank holds, and the way to the others."""
+"""The center of elastic averaging: the strips that a rank holds, and its calls to the others."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from syncline.comm.window import Call, Pending, Window
 
 
 class Center:
-    """The strips of one bucket's center that a rank holds, and the way to the others.
+    """The strips of one bucket's center that a rank holds, and its calls to the others.
 
-    Where a strip's owner is gone the next rank that is there takes it over, and begins with its own
-    parameters: they are never far from the center.
+    If a strip's owner is gone, the next rank that is not gone takes the strip over and begins with
+    its own parameters: they are never far from the center.
     """
 
     window: Window
@@ -30,14 +30,14 @@ class Center:
         self.moves = moves
         self._rate = rate
         self._waits = waits
-        """Whether the center moves only when all ranks have come in a round."""
+        """Whether the center moves only after all ranks of a round have called."""
         self.strips: dict[int, torch.Tensor] = {}
         self._waiting: dict[int, list[torch.Tensor]] = {}
         self._round = -1
         self._num_moves = 0
         self.asked: dict[int, Pending] = {}
         self.answer: torch.Tensor | None = None
-        """What was answered and put away, if anything was."""
+        """A copy of answers that are not applied yet, if any."""
 
     @property
     def is_asked(self) -> bool:
@@ -52,7 +52,7 @@ class Center:
         return self.strips[number]
 
     def owners(self) -> dict[int, int]:
-        """Return, for each strip that holds anything, the position that holds it now."""
+        """Return, for each strip that is not empty, the position that holds it now."""
         size, gone = len(self._cuts) - 1, self.window.gone()
         owners = {}
         for number in range(size):
@@ -64,12 +64,12 @@ class Center:
         return owners
 
     def pull(self, call: Call) -> int:
-        """Return the caller's move in `out`. Move the center as much: at once, or, where it waits,
+        """Write the caller's move to `out`, and move the center by it: at once or, if synchronous,
         when all ranks of the round have called."""
         assert call.values is not None
         assert call.out is not None
         number, step = map(int, call.note.split())
-        if step != self._round:  # ranks have met since: everybody's moves of the last are here
+        if step != self._round:  # ranks have met since: all moves of the last round are here
             self._round = step
             self._move()
         center = self.strip(number)

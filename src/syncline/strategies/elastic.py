@@ -1,13 +1,13 @@
-"""Elastic averaging: ranks explore on their own, tied to a common center by springs.
+"""Elastic averaging: each rank trains its own replica; an elastic force ties it to a common center.
 
 Zhang, Choromanska and LeCun 2015 (arXiv 1412.6651), as in Jin et al. 2016 (arXiv 1611.04581).
-Every `period` steps, with a = beta / ranks and both sides using the other's value from before:
+Every `period` steps, with a = beta / ranks, x the rank's parameters and c the center, both old:
 
     d = a (x - c);  c <- c + d;  x <- step of the user's optimizer from x, then minus d
 
-With a momentum optimizer that is EAMSGD. The center lies in strips, one per rank, on which calls
-are served one after the other. The exchange needs the parameters of before the step alone, so it
-runs while backward still computes; early, it begins when they are there, before the forward pass.
+With a momentum optimizer this is EAMSGD. The center lies in strips, one per rank; each rank serves
+the calls to its strip one after the other. The exchange needs only the parameters before the step,
+so it overlaps backward; with `early` it begins even before the forward pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from syncline.engine.bucket import Bucket, view_of
 from syncline.errors import PeerGone
 from syncline.sizes import Size
 from syncline.strategies.center import Center
-from syncline.strategies.replicas import OwnReplicas, begins_early, in_turn, plan_own_replicas
+from syncline.strategies.replicas import OwnReplicas, begins_early, own_first, plan_own_replicas
 from syncline.strategies.settings import ElasticSettings
 
 
@@ -62,7 +62,7 @@ class Elastic(Strategy):
         center = Center(memory, cuts, moves, self._rate, self.settings.synchronous)
         low, high = cuts[comm.position : comm.position + 2]
         for slot in bucket.slots:
-            if slot.name in saved.parameters:  # those of the center represented the run
+            if slot.name in saved.parameters:  # the center represented the run
                 view_of(moves.mine, slot).copy_(saved.parameters[slot.name])
         begins = moves.mine if saved.parameters else memory.mine
         center.strips[comm.position] = begins[low:high].clone()
@@ -74,7 +74,7 @@ class Elastic(Strategy):
         return center
 
     def _is_due(self, step: int) -> bool:
-        """Say whether there is an exchange in a step. Alone there is nobody to average with."""
+        """Say whether there is an exchange in a step. A rank alone never exchanges."""
         return self.settings.is_due(step) and self.comm.size > 1
 
     def gradient_ready(self, bucket: Bucket) -> None:
@@ -85,7 +85,7 @@ class Elastic(Strategy):
 
     def step_entered(self, step: int) -> None:
         if self.settings.synchronous and self._is_due(step):
-            self._replicas.meet()  # the centers have moved for the last exchange
+            self._replicas.meet()  # all calls of the last exchange have been served
 
     def before_use(self, bucket: Bucket, update: UpdateSettings) -> None:
         if not self._is_due(bucket.step):
@@ -100,12 +100,12 @@ class Elastic(Strategy):
             self._ask(bucket, bucket.step + 1)
 
     def discard(self, bucket: Bucket) -> None:
-        """Move as the center has moved, which holds without a step too."""
+        """Apply this rank's moves without a step: the center has already moved."""
         if self._centers[bucket.index].is_asked:
             bucket.parameters.memory.mine.sub_(self._answers(bucket))
 
     def _answers(self, bucket: Bucket) -> torch.Tensor:
-        """Wait for the moves from every strip; zero where the strip's owner is gone."""
+        """Return this rank's moves from all strips; zero for a strip whose owner is gone."""
         center = self._centers[bucket.index]
         if center.answer is not None:
             answer, center.answer = center.answer, None
@@ -119,10 +119,10 @@ class Elastic(Strategy):
         return center.moves.mine
 
     def _ask(self, bucket: Bucket, step: int) -> None:
-        """Tell every strip of the center where this rank stands, and ask by how much to move."""
+        """Send this rank's parameters to every strip of the center, and ask for its moves."""
         center = self._centers[bucket.index]
         owners = center.owners()
-        for number in in_turn(self.comm):
+        for number in own_first(self.comm):
             if number not in owners:
                 continue
             owner = owners[number]
@@ -132,18 +132,18 @@ class Elastic(Strategy):
             center.asked[number] = center.window.call(owner, "pull", where, moves, note)
 
     def _settle(self) -> None:
-        """Put away what was asked early: the memory it was asked with will be used otherwise."""
+        """Copy the answers of early calls: `_collect` needs the memory that they are in."""
         for bucket, center in zip(self._buckets, self._centers, strict=True):
             if center.asked:
                 center.answer = self._answers(bucket).clone()
 
     def _own_state(self) -> dict[str, torch.Tensor]:
-        """Return the moves that the center has made and this rank has not."""
+        """Return the moves that the center has made and this rank has not made yet."""
         pairs = ((number, center.answer) for number, center in enumerate(self._centers))
         return {f"{number}/moves": one.clone() for number, one in pairs if one is not None}
 
     def _collect(self, bucket: Bucket) -> torch.Tensor:
-        """Return the center; alone, the rank's own values."""
+        """Return the center; in a world of one, the rank's own values."""
         if self.comm.size == 1:
             return bucket.parameters.memory.mine.clone()
         center = self._centers[bucket.index]
@@ -152,7 +152,7 @@ class Elastic(Strategy):
         return center.moves.mine.clone()
 
     def _read(self, center: Center, number: int) -> None:
-        """Read a strip from whoever holds it now."""
+        """Read a strip from the rank that holds it now."""
         strip = center.part(center.moves, number)
         while True:
             owner = center.owners()[number]

@@ -3,14 +3,14 @@
 Jin et al. 2016 (arXiv 1611.04581); exact rules from the first author's code. After the local step
 a rank draws a partner j, itself included.
 
-- Pull: it publishes its parameters; if j is another rank, it takes the mean with what j has
-  published last. Nobody waits for anybody.
-- Push: if j is another rank, it sends its parameters there. What has arrived meanwhile, n vectors
-  with sum S, is mixed in: (s x + S) / (n + s), with s = 2 if it drew itself, else 1.
+- Pull: the rank publishes its parameters; if j is another rank, it takes the mean with what j
+  published last. No rank waits for another.
+- Push: if j is another rank, the rank sends its parameters x to j. Then it mixes in what has
+  arrived, n vectors with sum S: (s x + S) / (n + s), with s = 2 if it drew itself, else 1.
 
-Push-sum (Kempe et al. 2003) sends half of a rank's weight along and divides by the weights: the
-weighted mean over ranks is then kept whatever the topology. Here the weights multiply parameters;
-the local step is the user's optimizer's, whatever the weight.
+Push-sum (Kempe et al. 2003) also sends half of the rank's weight and divides by the weights: this
+keeps the weighted mean over ranks on any topology. Here the weights multiply parameters; the local
+step does not depend on the weight.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Gossip(Strategy):
         self.settings = settings or GossipSettings()
         self._seed = seed
         self._squares: dict[int, tuple[float, float]] = {}
-        """Of each bucket, at the last meeting: mean square of distances, and of the mean."""
+        """By bucket, at the last gather: mean square distance to the mean; its square norm."""
 
     def plan(self, world: World, sizes: Sequence[Size], shards: int) -> Plan:
         return plan_own_replicas(world, shards, self.settings)
@@ -86,7 +86,7 @@ class Gossip(Strategy):
             self._step_bucket(bucket, self._boxes[bucket.index])
 
     def partner(self, step: int) -> int:
-        """Return the position of this rank's partner after a step; perhaps its own."""
+        """Return the position of this rank's partner after a step; it may be its own."""
         size, mine = self.comm.size, self.comm.position
         turn = step // self.settings.period
         if self.settings.partners == "uniform":
@@ -99,7 +99,7 @@ class Gossip(Strategy):
     def _pull(self, bucket: Bucket, box: _Box) -> None:
         mine = bucket.parameters.memory.mine
         box.window.publish(mine)
-        with contextlib.suppress(PeerGone):  # the partner died: as if this rank had drawn itself
+        with contextlib.suppress(PeerGone):  # if the partner died: as if the rank drew itself
             fetched = box.fetched or self._fetch(box, bucket.step)
             if fetched is not None:
                 fetched.wait()
@@ -133,7 +133,7 @@ class Gossip(Strategy):
         box.arrived_weight, box.weight = 0.0, kept
 
     def _own_state(self) -> dict[str, torch.Tensor]:
-        """Return push-sum's weights, and what has arrived and is not mixed in yet."""
+        """Return push-sum's weights, and values that have arrived but are not mixed in yet."""
         state = {}
         for number, box in enumerate(self._boxes):
             weights = [box.weight, box.arrived_weight]
@@ -150,7 +150,7 @@ class Gossip(Strategy):
             self._replicas.publish(box.window, bucket.parameters.memory.mine)
 
     def _collect(self, bucket: Bucket) -> torch.Tensor:
-        """Return the mean over all ranks that are there; note how far they are from it."""
+        """Return the mean over all ranks that are not gone; note their distance to it."""
         mine = bucket.parameters.memory.mine
         mean = self._replicas.mean(self._boxes[bucket.index].window, mine)
         norm = mean.double().square().sum().item()
@@ -158,13 +158,13 @@ class Gossip(Strategy):
         return mean
 
     def _figures(self) -> dict[str, Any]:
-        """Return the distance to consensus: that of ranks to their mean, by the mean's norm."""
+        """Return the distance to consensus: of ranks to their mean, relative to its norm."""
         apart, norm = (sum(pair[k] for pair in self._squares.values()) for k in (0, 1))
         return {"distance_to_consensus": math.sqrt(apart / norm) if norm else 0.0}
 
 
 class _Box:
-    """What a rank keeps for one bucket."""
+    """What a rank keeps for one bucket: its window, and values sent, fetched or arrived."""
 
     window: Window
 
@@ -178,14 +178,14 @@ class _Box:
         self.fetched: Pending | None = None
 
     def send(self, partner: int, values: torch.Tensor, weight: float) -> None:
-        """Send a copy, so that the rank may go on; one at a time."""
+        """Send a copy, so that the rank need not wait; one is under way at a time."""
         self.settle()
         self._outgoing.mine.copy_(values)
         note = _WEIGHT.pack(weight)
         self._sending = self.window.call(partner, "push", self._outgoing, note=note)
 
     def settle(self) -> None:
-        """Wait until what was sent last is there."""
+        """Wait until the last values sent have arrived."""
         if self._sending is not None:
             with contextlib.suppress(PeerGone):  # the receiver died: what was sent to it is lost
                 self._sending.wait()

@@ -7,8 +7,8 @@ run, ends with one step of SGD with Nesterov momentum on the outer parameters c,
     g = mean over ranks of (c - x_r);  b <- m b + g;  c <- c - lr (g + m b);  x_r <- c
 
 With lr = 1 and m = 0 the ranks go on from the mean of their parameters. Each rank holds and updates
-its own strip of c and b, 1/N of them, and the exchange needs no memory besides: the x_r are summed
-and c is gathered where the x_r lie, so g is computed as c minus their mean. The sum goes along a
+its own strip of c and b, 1/N of them. The exchange needs no other memory: the x_r are summed and c
+is gathered in the memory of the x_r, and g is computed as c minus their mean. The sum goes along a
 fixed tree: the same job on the same number of ranks gives the same bits, whatever the timing.
 """
 
@@ -28,7 +28,7 @@ from syncline.strategies.settings import LocalSettings
 
 
 class Local(Strategy):
-    """Steps alone, and an outer step together after each round."""
+    """Each rank steps alone; after each round all ranks take an outer step together."""
 
     settings: LocalSettings
 
@@ -66,7 +66,7 @@ class _Outer:
         """Every rank calls it."""
         self._comm = comm
         self._parameters = bucket.parameters.memory.mine
-        cuts = even_cuts(bucket.num_elements, comm.size)  # the rule holds element by element
+        cuts = even_cuts(bucket.num_elements, comm.size)  # the outer step is elementwise
         spread = Spread.even(comm.size, comm.ranks)
         self._sums = Partials([bucket.parameters.memory], cuts, spread, 1 / comm.size)
         self._place = self._sums.strip(comm.position)
@@ -77,14 +77,14 @@ class _Outer:
                 view_of(begin, slot).copy_(saved.parameters[slot.name])
         self._values = begin[cuts[comm.position] : cuts[comm.position + 1]].clone()
         self.momentum = torch.zeros_like(self._values)
-        # With other buckets or on another number of ranks a strip is another part of the model.
+        # With other buckets or another number of ranks, a strip covers other parameters.
         self.key = f"momentum/{bucket.slots[0].name}/{bucket.num_elements}/{comm.size}"
         """The name of this strip's momentum in a checkpoint."""
         if self.key in saved.state:
             self.momentum.copy_(saved.state[self.key])
 
     def step(self, settings: LocalSettings) -> None:
-        """Take one outer step, from which this rank's parameters go on."""
+        """Take one outer step, and set this rank's parameters to the outer ones."""
         lr, m = settings.outer_lr, settings.outer_momentum
         self._comm.reduce_scatter(self._sums)
         gradient = self._values - self._place
@@ -93,7 +93,7 @@ class _Outer:
         self._gather()
 
     def collect(self) -> torch.Tensor:
-        """Return all outer parameters. Every rank calls it, and keeps its own parameters."""
+        """Return all outer parameters. Every rank calls it; its own parameters do not change."""
         own = self._parameters.clone()
         self._gather()
         values = self._parameters.clone()
@@ -104,4 +104,4 @@ class _Outer:
         """Put the outer parameters into every rank's parameters."""
         self._place.copy_(self._values)
         self._comm.all_gather(self._sums.gathered)
-        self._comm.end_lending()  # peers have read the strip here, which the next step writes
+        self._comm.end_lending()  # peers must have read this strip before the next step writes it

@@ -1,12 +1,12 @@
-"""Merged-gradient wait-free backpropagation: neighbouring layers share a message where that helps.
+"""Merged-gradient wait-free backpropagation: neighbouring layers share a message if that is faster.
 
 MG-WFBP (Shi et al. 2019, arXiv 1811.11141). A layer's gradients wait for those of the layer before
-it if the wire is not free until then, or if the wait is shorter than the start-up of one more
-message. That needs the time of each layer's backward: from a file (a workload), or from this run's
-own first backward, as rank 0 measured it. It also needs the wire's start-up time and rate, which
-are settings.
+it if the network is busy until then, or if the wait is shorter than the start-up of one more
+message. That needs the time of each layer's backward: from a file (a workload), or measured by
+rank 0 in this run's first backward. It also needs the network's start-up time and rate, which are
+settings.
 
-It is the best of the line that `all_reduce` and `wait_free` begin.
+`all_reduce`, `wait_free` and `merged` are one line of methods; this is its latest.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Merged(UpdatesEverywhere):
 
 @dataclass(frozen=True)
 class MergedLayers:
-    """Merge layers by the time that their exchange would begin and end."""
+    """Merge layers by the times at which their exchanges would begin and end."""
 
     startup_s: float
     byte_s: float
-    """Seconds that each byte of a message takes."""
+    """Seconds for each byte of a message."""
     times: Times | None = None
-    """Seconds of backward by layer; None to use those that were measured."""
+    """Seconds of backward by layer; None to use measured ones."""
 
     needs_times = True
 
@@ -76,11 +76,11 @@ class MergedLayers:
         The rule, for l from the last layer down to the second: let ready[l] be the end of its
         backward and tau[l] the beginning of its exchange, which takes t_c[l]. If ready[l - 1] <
         tau[l] + t_c[l], and either tau[l] > ready[l - 1] or ready[l - 1] - tau[l] < the start-up
-        time, then l is sent together with l - 1, and tau is worked out anew.
+        time, then l is sent together with l - 1, and tau is computed again.
         """
         count = len(num_bytes)
         sent = [float(size) for size in num_bytes]
-        """What is sent with each layer; 0 where it goes with the layer before it."""
+        """Bytes sent with each layer; 0 if it is sent with the layer before it."""
         ready, now = [0.0] * count, 0.0
         for layer in reversed(range(count)):
             now += backward_s[layer]
@@ -96,7 +96,7 @@ class MergedLayers:
     def _exchange_s(
         self, layer: int, sent: Sequence[float], ready: Sequence[float]
     ) -> tuple[float, float]:
-        """Return when the exchange of a layer begins and ends, after all those behind it."""
+        """Return when the exchange of a layer begins and ends, after those of all later layers."""
         begin = end = 0.0
         for number in range(len(sent) - 1, layer - 1, -1):
             begin = max(end, ready[number])

@@ -1,7 +1,7 @@
 """The strategies by name. A strategy is one file in this folder, its settings and one line here.
 
-No torch here: the command line checks a job before it pays for importing that. The class is
-named as "module:class" and imported when it is first used.
+No torch here: the command line checks a job before it imports torch, which takes seconds. A class
+is named as "module:class" and imported when it is first used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """Where a strategy's class is, and what it takes."""
+    """Where a strategy's class is, and the class of its settings."""
 
     path: str
     settings: type[OwnSettings]
@@ -51,7 +51,7 @@ STRATEGIES: dict[str, Entry] = {
 
 
 def make_strategy(name: str, settings: OwnSettings | None = None, seed: int = 0) -> Strategy:
-    """Make a strategy with its settings, or the default ones. `seed` is for random draws."""
+    """Return a strategy with these settings (None: the defaults). `seed` is for random draws."""
     if name not in STRATEGIES:
         raise ConfigError(
             "strategy", f"got {name!r}", f"there are {', '.join(sorted(STRATEGIES))}", ""

@@ -1,9 +1,9 @@
-"""What strategies share whose ranks train replicas of their own: an object that they hold.
+"""Objects for strategies in which each rank trains its own replica.
 
-It puts together the parameters that represent the run, and knows how ranks meet and leave. There
-are two kinds. `OwnReplicas` is for ranks that do not wait for each other: they call each other
-through windows, and whoever is gone is not waited for. `MeetingReplicas` is for ranks that meet in
-collectives now and then: a lost rank ends the run.
+They gather the parameters that represent the run, and say how ranks meet and leave. There are two.
+`OwnReplicas` is for ranks that do not wait for each other: they call each other through windows,
+and no rank waits for a rank that is gone. `MeetingReplicas` is for ranks that meet in collectives
+now and then: a lost rank ends the run.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def plan_own_replicas(
     answers_calls: bool = True,
     keeps_own: bool = True,
 ) -> Plan:
-    """Plan that each rank holds its parameters for itself, and perhaps answers calls of others.
+    """Return a plan in which each rank is a group by itself and holds its own parameters.
 
-    Without `keeps_own` a rank's copy is of no use to a run that goes on later.
+    Without `keeps_own` a checkpoint does not hold the ranks' own parameters.
     """
     family = Family(world.each_alone, memory="private")
     dealt = deal(shards, settings.num_workers(world.size), world.size)
@@ -42,23 +42,23 @@ def plan_own_replicas(
 
 
 def begins_early(early: bool | str, comm: Communicator) -> bool:
-    """Say whether answers may come a step later: "auto", where there is a wire to hide."""
+    """Say whether exchanges begin early; "auto" means across machines only."""
     return comm.num_machines > 1 if early == "auto" else bool(early) and comm.size > 1
 
 
-def in_turn(comm: Communicator) -> list[int]:
-    """Return all positions, this rank's first: so that not all ranks ask the same one first."""
+def own_first(comm: Communicator) -> list[int]:
+    """Return all positions, this rank's first, so that not all ranks call the same one first."""
     return [(comm.position + turn) % comm.size for turn in range(comm.size)]
 
 
 class OwnReplicas:
-    """One rank's replica among the others': a `Whole` of the contract.
+    """A `Whole` (`contract.py`) for ranks that do not wait for each other.
 
-    The strategy says what is particular to it: `collect` returns a bucket's values that represent
-    the run, after `settle` has waited until what this rank sent has arrived, and `expose` has let
-    the others have what their `collect` needs. `own_state` copies what a rank keeps besides
-    parameters and optimizer state; `gather_state` returns the whole optimizer state where it is
-    not the rank's own; `figures` is added to the report.
+    The strategy passes functions. `collect` returns the values of a bucket that represent the run.
+    Before it, `settle` waits until what this rank sent has arrived, and `expose` publishes what the
+    others' `collect` needs. `own_state` copies what a rank keeps besides parameters and optimizer
+    state; `gather_state` returns the whole optimizer state, if it is not each rank's own; `figures`
+    are added to the report.
     """
 
     def __init__(
@@ -86,24 +86,24 @@ class OwnReplicas:
         self._farewell = Meeting(comm, "farewell")
         self._windows: list[Window] = []
         self._gathering = (0, 0)
-        """Calls and bytes that were spent on gathering, which are not the steps'."""
+        """Calls and bytes of gathers, which do not count as the steps'."""
         self._snapshot: dict[str, torch.Tensor] = {}
         self._buffers = model.flat_buffers()
         self._statistics = comm.window(self._buffers.numel(), torch.float64, {})
         self._number = comm.window(1, torch.float64, {})
         self.spread = 0.0
-        """The mean square distance of ranks to the last `mean`."""
+        """The mean square distance of the ranks' values to the last `mean`."""
 
     # For the strategy.
 
     def window(self, bucket: Bucket, num_elements: int, functions: Functions) -> Window:
-        """Make a bucket's window, whose traffic is counted. Every rank calls it."""
+        """Return a window for a bucket, whose traffic is counted. Every rank calls it."""
         window = self.comm.window(num_elements, bucket.dtype, functions)
         self._windows.append(window)
         return window
 
     def publish(self, window: Window, values: torch.Tensor) -> None:
-        """Publish, however long a slow reader holds the version before."""
+        """Publish, and wait for a slow reader of the old version as long as it takes."""
         window.until(
             lambda: window.publish(values), lambda: "a peer still reads the values published before"
         )
@@ -111,9 +111,10 @@ class OwnReplicas:
     def mean(
         self, window: Window, like: torch.Tensor, positions: set[int] | None = None
     ) -> torch.Tensor:
-        """Return the mean of what the ranks that are there, or some of them, have published.
+        """Return the mean of what the ranks, or those in `positions`, have published.
 
-        `spread` is then their mean square distance to it. If none of them is there: `like`.
+        Ranks that are gone are left out; if none is left, return `like`. `spread` is set to the
+        ranks' mean square distance to the mean.
         """
         total, count, squares = torch.zeros_like(like, dtype=torch.float64), 0, 0.0
         for position in self.meeting.living():
@@ -133,7 +134,7 @@ class OwnReplicas:
         return total.to(like.dtype)
 
     def takes_no_steps(self, rank: int) -> bool:
-        """Say whether a rank waits for this one at a meeting, or has ended and stays for others."""
+        """Say whether a rank waits for this one in a meeting, or has ended and only serves."""
         return self.meeting.is_called_by(rank) or self._has_ended(rank)
 
     # For the engine: see `Whole`.
@@ -148,9 +149,9 @@ class OwnReplicas:
         return self.meeting.missing()
 
     def gather(self, *, is_wanted: bool) -> WholeValues | None:
-        """Wait for all ranks that are there, and put together what they have.
+        """Wait for all ranks that are not gone, and return the values that represent the run.
 
-        Buffers are the mean over the ranks that compute, or were when the last of them left.
+        Buffers are the mean over the ranks that compute; after these have left, their last mean.
         """
         before = self.traffic
         self._settle()
@@ -163,7 +164,7 @@ class OwnReplicas:
         if is_wanted:
             buckets = [self._collect(bucket) for bucket in self._model.buckets]
             whole = WholeValues(buckets, self._buffers)
-        # By now all that others sent before this meeting has come.
+        # Everything that others sent before this meeting has arrived.
         self._snapshot = self._own_state()
         self.meeting.meet()
         now = self._traffic()
@@ -186,7 +187,7 @@ class OwnReplicas:
         return mean
 
     def stay(self) -> None:
-        """Serve until the others leave, or stay as well; meet them when they gather."""
+        """Serve until each other rank has left or only serves; join in when they gather."""
         comm = self.comm
         if comm.ranks[comm.position] in self._settings.may_lose(comm.size):
             return
@@ -196,7 +197,7 @@ class OwnReplicas:
             self.gather(is_wanted=False)
 
     def serve(self) -> None:
-        """Return when every rank that computes has left; meet them when they gather."""
+        """Return when every rank that computes has left; join in when they gather."""
         while self.meeting.until_called(self._workers()):
             self.gather(is_wanted=False)
 
@@ -224,7 +225,7 @@ class OwnReplicas:
 
 
 class MeetingReplicas:
-    """One rank's replica where all ranks meet in collectives: a `Whole` of the contract.
+    """A `Whole` (`contract.py`) for ranks that meet in collectives.
 
     `collect` returns a bucket's values that represent the run. Every rank calls it, for all buckets
     in turn, so it may be a collective. `own_state` copies what a rank keeps besides parameters and
@@ -253,7 +254,7 @@ class MeetingReplicas:
         mine.copy_(self._model.flat_buffers())
         self._comm.all_reduce(self._buffers)
         mean = self._buffers.result / self._comm.size
-        self._comm.barrier()  # peers have read this rank's buffers, which it may now write again
+        self._comm.barrier()  # now peers have read this rank's buffers: it may write them again
         return WholeValues(values, mean) if is_wanted else None
 
     def gather_state(self, *, is_wanted: bool) -> State | None:

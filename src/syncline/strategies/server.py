@@ -1,10 +1,10 @@
-"""Asynchronous SGD with a parameter server: push gradients, pull parameters, wait for nobody.
+"""Asynchronous SGD with a parameter server: workers push gradients and pull parameters, no waiting.
 
-Dean et al. 2012 (Downpour); in the form of Zhang et al. 2015. The parameters lie in
-strips on all ranks, or on some that do nothing else. The user's optimizer runs where the strip is,
-once for every push, and the answer to a push is the strip after it. Between pushes, with a
-`period` above 1, a worker goes on with the user's optimizer on its own copy; what it pushes then is
-the sum of its gradients since the last push.
+Dean et al. 2012 (Downpour); in the form of Zhang et al. 2015. The parameters lie in strips on all
+ranks, or on ranks that only serve. The owner of a strip runs the user's optimizer once for every
+push and answers with the new strip. Between pushes, with a `period` above 1, a worker takes steps
+with the user's optimizer on its own copy; it then pushes the sum of its gradients since the last
+push.
 
 Staleness of a push: how many other updates a strip has seen since the worker pulled it.
 """
@@ -29,14 +29,14 @@ from syncline.strategies.strip import Strip
 
 
 class Server(Strategy):
-    """Workers and servers; every rank is both unless some do nothing but serve."""
+    """Workers and servers; every rank is both, unless there are dedicated servers."""
 
     settings: ServerSettings
 
     def __init__(self, settings: ServerSettings | None = None, seed: int = 0) -> None:
         self.settings = settings or ServerSettings()
         self.staleness: Counter[int] = Counter()
-        """How often a push of this rank had which staleness."""
+        """How many of this rank's pushes had each staleness."""
 
     def plan(self, world: World, sizes: Sequence[Size], shards: int) -> Plan:
         return plan_own_replicas(world, shards, self.settings, keeps_own=False)
@@ -81,7 +81,7 @@ class Server(Strategy):
             strip.step_alone(update)
 
     def _gather_state(self, is_wanted: bool) -> State:
-        """Read it from those who hold strips, while all who are there wait in a meeting."""
+        """Return the state, read from the owners of strips between two meetings of all ranks."""
         self._settle()
         self._replicas.meet()
         everybody = range(self.comm.size)

@@ -1,7 +1,7 @@
 """The strategies' own settings: the table [strategy.NAME] of a job. No torch here: see config.
 
-Each class also says, as pure functions of the number of ranks, who computes and which ranks may be
-lost: the launcher, the job's checks and the strategy itself ask here and nowhere else.
+Each class also says, as pure functions of the number of ranks, which ranks compute and which may
+be lost. The launcher, the job's checks and the strategy itself call these functions.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class OwnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     is_synchronous: ClassVar[bool] = True
     """Whether the result depends on the shards alone, and not on the number of ranks."""
     fixes_overlap: ClassVar[bool] = False
-    """Whether the strategy itself says if the exchange runs beside compute."""
+    """Whether the strategy itself decides if the exchange overlaps compute."""
     fixes_buckets: ClassVar[bool] = False
-    """Whether the strategy itself says where buckets end."""
+    """Whether the strategy itself decides where buckets end."""
 
     def num_workers(self, ranks: int) -> int:
-        """Return how many of the ranks compute: the first ones."""
+        """Return how many ranks compute; they are the first ones."""
         return ranks
 
     def may_lose(self, ranks: int) -> range:
-        """Return the ranks without which the others go on."""
+        """Return the ranks that may die without ending the run."""
         return range(0)
 
     def check(self, ranks: int) -> None:
-        """Refuse what cannot work on so many ranks."""
+        """Raise ConfigError if the settings cannot work on this many ranks."""
 
     @property
     def steps_between_exchanges(self) -> int:
@@ -44,14 +44,14 @@ class OwnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class FixedSettings(OwnSettings, frozen=True, kw_only=True):
-    """The strategy itself says when ranks exchange, and what lies in a bucket."""
+    """The strategy itself decides when ranks exchange, and what lies in a bucket."""
 
     fixes_overlap: ClassVar[bool] = True
     fixes_buckets: ClassVar[bool] = True
 
 
 class MergedSettings(FixedSettings, frozen=True, kw_only=True):
-    """What `merged` needs to know about the wire and the layers.
+    """What `merged` needs to know about the network and the layers.
 
     A message takes `latency_s` and then its bytes at `rate_bytes_per_s`. `times` is
     "first_backward", or the path of a workload file with the seconds of each layer's backward.
@@ -63,7 +63,7 @@ class MergedSettings(FixedSettings, frozen=True, kw_only=True):
 
 
 class PeriodicSettings(OwnSettings, frozen=True, kw_only=True):
-    """Ranks train replicas of their own and exchange every `period` steps."""
+    """Each rank trains its own replica; ranks exchange every `period` steps."""
 
     is_synchronous: ClassVar[bool] = False
 
@@ -79,13 +79,13 @@ class PeriodicSettings(OwnSettings, frozen=True, kw_only=True):
 
 
 class GossipSettings(PeriodicSettings, frozen=True, kw_only=True):
-    """With whom ranks mix their parameters, and how often.
+    """With which partner ranks mix their parameters, and how often.
 
-    `rule`: "pull" takes the mean with what a partner has published, "push" sends to a partner and
-    takes the mean with what has arrived. `partners`: drawn uniformly from all ranks, oneself
-    included, or given by a topology. `push_sum` weighs what is pushed so that the mean over ranks
-    is kept on any topology. `early` fetches the partner's values for the next exchange at once,
-    while computing; "auto" does so across machines, where there is something to hide.
+    `rule`: "pull" takes the mean with a partner's published parameters; "push" sends to a partner
+    and takes the mean with what has arrived. `partners`: drawn uniformly from all ranks, including
+    the rank itself, or given by a topology. `push_sum` gives weights to what is pushed, so that the
+    mean over ranks is kept on any topology. `early` fetches the partner's values for the next
+    exchange at once, during compute; "auto" does so across machines, where fetching takes time.
     """
 
     rule: Literal["pull", "push"] = "pull"
@@ -118,8 +118,8 @@ class ElasticSettings(PeriodicSettings, frozen=True, kw_only=True):
 
     Every `period` steps both move towards each other by `beta` / ranks of their distance.
     `synchronous`: all ranks exchange with the same center, and it moves when all have come. `early`
-    begins an exchange as soon as the step before has ended, with the same parameters: the wire is
-    hidden behind forward and backward. "auto" does so across machines.
+    begins an exchange as soon as the previous step has ended, with the same parameters, so that it
+    overlaps forward and backward. "auto" does so across machines.
     """
 
     beta: Annotated[float, Meta(gt=0, le=1, examples=[0.8])] = 0.8
@@ -140,7 +140,7 @@ class ElasticSettings(PeriodicSettings, frozen=True, kw_only=True):
 
 
 class LocalSettings(PeriodicSettings, frozen=True, kw_only=True):
-    """How long ranks train alone, and how the outer parameters follow them.
+    """How long ranks train alone, and how the outer parameters are updated.
 
     After `period` steps the outer parameters take a step of SGD with Nesterov momentum, with
     `outer_lr` and `outer_momentum`, towards the mean of the ranks' parameters. The defaults are
@@ -166,10 +166,10 @@ def check_servers(key: str, servers: int, ranks: int) -> None:
 
 
 class SyncServerSettings(FixedSettings, frozen=True, kw_only=True):
-    """Where parameters live.
+    """Which ranks hold the parameters.
 
-    `servers` = 0 spreads strips over all ranks, which work too; otherwise the last so many ranks
-    serve and do nothing else.
+    `servers` = 0 spreads strips over all ranks, which compute too; otherwise the last `servers`
+    ranks hold them and compute nothing.
     """
 
     servers: Annotated[int, Meta(ge=0, examples=[1])] = 0
@@ -182,13 +182,13 @@ class SyncServerSettings(FixedSettings, frozen=True, kw_only=True):
 
 
 class ServerSettings(PeriodicSettings, frozen=True, kw_only=True):
-    """Where parameters live, and how often workers come.
+    """Which ranks hold the parameters, and how often workers push and pull.
 
-    `servers` = 0 spreads strips over all ranks, which work too; otherwise the last so many ranks
-    serve and do nothing else. Workers push gradients and pull parameters every `period` steps. A
-    worker more than `max_staleness` steps ahead of the slowest waits; "none" never waits. `early`
-    lets the next step begin before the answer to a push is there, which is then taken over before
-    the step after it: older by a step, and the wire is hidden. "auto" does so across machines.
+    `servers` = 0 spreads strips over all ranks, which compute too; otherwise the last `servers`
+    ranks hold them and compute nothing. Workers push gradients and pull parameters every `period`
+    steps. A worker more than `max_staleness` steps ahead of the slowest waits; "none" never waits.
+    With `early` the next step begins before the answer to a push has come; the answer is used one
+    step later, so the exchange overlaps compute. "auto" does so across machines.
     """
 
     servers: Annotated[int, Meta(ge=0, examples=[1])] = 0
@@ -199,7 +199,7 @@ class ServerSettings(PeriodicSettings, frozen=True, kw_only=True):
         return max(1, ranks - self.servers)
 
     def may_lose(self, ranks: int) -> range:
-        """Workers; not those that hold strips, and without dedicated servers all of them do."""
+        """Return the workers if there are dedicated servers: ranks with strips must not die."""
         return range(self.num_workers(ranks) if self.servers else 0)
 
     def check(self, ranks: int) -> None:

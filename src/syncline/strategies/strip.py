@@ -1,4 +1,4 @@
-"""The server's strips: what a rank holds of a bucket's parameters, and how it uses the others'."""
+"""The server's strips: the part of a bucket that a rank serves, and its calls to the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from syncline.comm.base import Memory
 from syncline.comm.window import Call, Pending, Window
 from syncline.contract import Model, UpdateSettings
 from syncline.engine.bucket import Bucket
-from syncline.strategies.replicas import OwnReplicas, begins_early, in_turn
+from syncline.strategies.replicas import OwnReplicas, begins_early, own_first
 from syncline.strategies.terms import Terms, TermsTold
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Strip:
-    """A rank's strip of one bucket, and the way to the other strips."""
+    """A rank's strip of one bucket, and its pushes and pulls to all strips of the bucket."""
 
     window: Window
 
@@ -38,7 +38,7 @@ class Strip:
         self._free = bucket.gradient.sums[0]
         self._cuts = cuts
         low, high = self._cuts[comm.position : comm.position + 2]
-        # Laid out as the bucket, for the optimizer; pages outside the strip are never touched.
+        # Laid out like the bucket, for the optimizer; pages outside the strip are never allocated.
         values = torch.empty_like(self._mine.mine)
         gradient = torch.empty_like(self._mine.mine)
         self._values, self._gradient = values[low:high], gradient[low:high]
@@ -49,7 +49,7 @@ class Strip:
         self._version = 0
         self._pulled = [0] * comm.size
         self._computed_on = [0] * comm.size
-        """The versions, by owner, that the gradient pushed last was computed on, or the next is."""
+        """By owner: the version on which the last pushed gradient was computed, or the next one."""
         self._without: Set[int] | None = None
         """Parameters without a gradient since the last push."""
         self._terms = TermsTold()
@@ -62,14 +62,14 @@ class Strip:
             self._inbox = comm.allocate(bucket.num_elements, bucket.dtype)
         self._asked: dict[int, Pending] = {}
         functions = {
-            "tell": self._terms.hear_part,
+            "tell": self._terms.serve_part,
             "push": self._serve_push,
             "read": self._serve_read,
         }
         self.window = replicas.window(bucket, 0, functions)
 
     def accumulate(self, bucket: Bucket, without: Set[int]) -> None:
-        """Add up gradients between pushes; what the last one brought comes first."""
+        """Add up gradients between pushes; if early, first take over the last push's answer."""
         self._without = without if self._without is None else self._without & without
         if self._is_early:
             self._pull()
@@ -77,11 +77,11 @@ class Strip:
             self._sum.mine.add_(bucket.gradient.sums[0].mine)
 
     def step_alone(self, update: UpdateSettings) -> None:
-        """Go on with the worker's own copy until the next push."""
+        """Take a step on the worker's own copy, between two pushes."""
         self._local.run(update)
 
     def push(self, bucket: Bucket, update: UpdateSettings) -> None:
-        """Push the gradient to every strip, to be pulled when it has been used."""
+        """Push the gradient to every strip; the answers are the updated strips."""
         assert self._without is not None
         gradient = self._sum or bucket.gradient.sums[0]
         absent = [slot.number for slot in bucket.slots if slot.number in self._without]
@@ -95,18 +95,18 @@ class Strip:
             self._pull()
 
     def settle(self) -> None:
-        """Wait until what was pushed last is in the strips; it is pulled when its turn comes."""
+        """Wait until the owners have applied the last push. This does not take over the answers."""
         for pending in self._asked.values():
             pending.wait()
 
     def _pull(self) -> None:
-        """Take over what the last push brought."""
+        """Take over the strips that answer the last push."""
         if not self._asked:
             return
         for position, pending in self._asked.items():
             version = pending.wait()
             self._server.staleness[version - 1 - self._computed_on[position]] += 1
-            # The next gradient is computed already, on what was pulled before, if this is early.
+            # If early, the next gradient was already computed, on the version pulled before.
             self._computed_on[position] = self._pulled[position] if self._is_early else version
             self._pulled[position] = version
         self._asked = {}
@@ -116,23 +116,23 @@ class Strip:
             self._mine.mine.copy_(self._inbox.mine)
 
     def read(self) -> torch.Tensor:
-        """Return all strips; the gradient's memory is free for it between two steps."""
+        """Return all strips, read into the gradient's memory, which is free between steps."""
         for position, low, high in self._places():
             self.window.call(position, "read", None, self._free.part(low, high)).wait()
         return self._free.mine.clone()
 
     def is_held_by(self, position: int) -> bool:
-        """Say whether a position holds anything of this bucket."""
+        """Say whether a position holds a strip of this bucket."""
         return self._cuts[position] < self._cuts[position + 1]
 
     def _places(self) -> list[tuple[int, int, int]]:
-        ends = [(at, *self._cuts[at : at + 2]) for at in in_turn(self._server.comm)]
+        ends = [(at, *self._cuts[at : at + 2]) for at in own_first(self._server.comm)]
         return [(at, low, high) for at, low, high in ends if low < high]
 
     def _serve_push(self, call: Call) -> int:
         assert call.values is not None
         assert call.out is not None
-        terms = self._terms.hear(call)
+        terms = self._terms.terms_of(call)
         self._gradient.copy_(call.values)
         groups = terms.settings(self._optimizer.settings)
         self._optimizer.run(UpdateSettings(groups, frozenset(terms.without)))

@@ -1,12 +1,11 @@
 """Synchronous SGD with a parameter server: push gradients, update at the server, pull parameters.
 
 Workers push layer by layer while backward runs. The server adds up the pushes of all workers, runs
-the optimizer, and all workers pull: everybody waits for the slowest. The parameters lie in strips
-on all ranks, which compute too, or on dedicated servers, which do nothing else. One dedicated
-server of n workers receives and sends n times the model in each step: 2 n S / rate.
+the optimizer, and all workers pull: all wait for the slowest. The parameters lie in strips on all
+ranks, which compute too, or on dedicated servers, which compute nothing. One dedicated server of n
+workers receives and sends n times the model, S bytes, in each step: 2 n S / rate.
 
-It stands for MXNet and TensorFlow; which framework did what is told from memory, not checked
-against their code.
+It represents MXNet and TensorFlow; that they work like this was not checked against their code.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from syncline.strategies.settings import SyncServerSettings
 
 
 class SyncServer(Strategy):
-    """The owners of strips are the server."""
+    """The owners of strips act as the server."""
 
     settings: SyncServerSettings
 

@@ -1,9 +1,9 @@
-"""Synchronous SGD without altering it: part-reduce, update one's own strip, part-broadcast.
+"""Exact synchronous SGD: reduce-scatter, update of each rank's strip, all-gather.
 
-Das et al. 2016 (arXiv 1602.06709). The sum of a bucket's gradients is spread over the ranks as
-soon as backward has it; each rank runs the optimizer on its own strip, 1/N of the work and of the
-optimizer's state; the new parameters are gathered just before the next forward reads them. So one
-half of the exchange hides behind backward and the other behind the next forward.
+Das et al. 2016 (arXiv 1602.06709), who call it part-reduce and part-broadcast. A bucket's gradients
+are reduce-scattered as soon as backward has finished it; each rank runs the optimizer on its own
+strip, 1/N of the work and of the optimizer's state; the new parameters are gathered just before the
+next forward reads them. So one half of the exchange overlaps backward, the other the next forward.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The terms of a push: what the server's optimizer needs to know besides the gradient.
 
-They are the worker's: a schedule changes them there, and a rank that only serves has none. They
-are told to an owner of strips when they have changed, in the note of the push; what is too long
-for one note goes ahead of it in calls of its own.
+They are the worker's optimizer settings: a schedule changes them on the worker, not on a rank that
+only serves. A worker sends them to an owner of strips when they have changed, in the note of the
+push; if they are too long for one note, "tell" calls before the push carry the first parts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from syncline.engine.told_settings import Numbers, numbers_of
 
 
 class Terms(msgspec.Struct, array_like=True):
-    """How a gradient is to be used: the step's settings by group, and parameters without one."""
+    """The step's settings by parameter group, and the parameters without a gradient."""
 
     told: list[dict[str, Numbers]]
     without: list[int]
@@ -27,12 +27,12 @@ class Terms(msgspec.Struct, array_like=True):
         return msgspec.json.encode(cls([numbers_of(group) for group in settings], list(without)))
 
     def settings(self, known: ParamGroups) -> ParamGroups:
-        """Return known settings with the told ones in their place."""
+        """Return `known` settings, with the worker's numbers in place of its own."""
         return [{**mine, **told} for mine, told in zip(known, self.told, strict=True)]
 
 
 class TermsTold:
-    """What this rank has told the owners of strips in a window, and what others have told it."""
+    """The last terms that this rank has sent to each owner, and has received from each worker."""
 
     def __init__(self) -> None:
         self._told: dict[int, bytes] = {}
@@ -40,9 +40,9 @@ class TermsTold:
         self._heard: dict[int, Terms] = {}
 
     def note(self, window: Window, position: int, text: bytes) -> bytes:
-        """Return the note for a push; what does not fit is sent ahead. Calls are served in order.
+        """Return the note for a push; if it is too long, send its first parts in "tell" calls.
 
-        `text` is the encoded terms. The window offers `hear_part` as "tell".
+        `text` is the encoded terms. A window serves the calls of a rank in order.
         """
         if self._told.get(position) == text:
             return b""
@@ -52,11 +52,11 @@ class TermsTold:
             text = text[MAX_NOTE_BYTES:]
         return text
 
-    def hear_part(self, call: Call) -> int:
+    def serve_part(self, call: Call) -> int:
         self._parts[call.sender] = self._parts.get(call.sender, b"") + call.note
         return 0
 
-    def hear(self, call: Call) -> Terms:
+    def terms_of(self, call: Call) -> Terms:
         """Return the terms of a push."""
         if call.note:
             text = self._parts.pop(call.sender, b"") + call.note

@@ -1,7 +1,7 @@
-"""What the strategies share that add up gradients everywhere and update everything everywhere.
+"""Base of strategies in which every rank gets all gradient sums and updates all parameters.
 
-Each rank holds a copy of all parameters of its own. They differ in when a bucket is sent, and in
-what lies in it: that is their plan.
+Each rank holds its own copy of all parameters. The strategies differ in their plans: which
+parameters share a bucket, and when a bucket is sent.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ class UpdatesEverywhere(Strategy):
 def plan_updates_everywhere(
     world: World, shards: int, buckets: BucketRule, *, overlap: bool
 ) -> Plan:
-    """Plan one family of all parameters, in private memory."""
+    """Return a plan with one family of all parameters, in private memory."""
     family = Family(world.everybody, updates="each", memory="private", buckets=buckets)
     return Plan((family,), deal(shards, world.size, world.size), overlap=overlap)

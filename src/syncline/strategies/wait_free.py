@@ -1,13 +1,12 @@
 """S-SGD with wait-free backpropagation: all-reduce layer by layer, as gradients appear.
 
-The exchange of a layer hides behind the backward of the layers before it; the update waits for all
-of it. With t_c[l] the all-reduce and t_b[l] the backward of layer l (Shi et al. 2018, arXiv
-1805.03812), layer l's exchange begins at
+The exchange of a layer overlaps the backward of the layers before it; the update waits for all
+exchanges. With t_c[l] the time of layer l's all-reduce (Shi et al. 2018, arXiv 1805.03812), layer
+l's exchange begins at
 
     tau[l] = max(tau[l + 1] + t_c[l + 1], end of layer l's backward).
 
-It stands for Caffe-MPI; which framework did what is told from memory, not checked against their
-code.
+It represents Caffe-MPI; that Caffe-MPI works like this was not checked against its code.
 """
 
 from __future__ import annotations
