@@ -56,14 +56,14 @@ class Jitter(_Data, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.sigma < math.inf:
             raise ConfigError(
-                "cluster.jitter.sigma",
+                "cluster.jitter_sigma",
                 f"got {self.sigma:g}",
                 "a spread is 0 or more",
                 "Use 0.1 for ranks that differ by about 10 % from step to step.",
             )
         if not 0 <= self.shift < 1:
             raise ConfigError(
-                "cluster.jitter.shift",
+                "cluster.jitter_shift",
                 f"got {self.shift:g}",
                 "it is the least part of a step whose mean is 1, at least 0 and below 1",
                 "Use 0.9 for steps that take 0.9 of the mean at least.",

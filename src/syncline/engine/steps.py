@@ -7,12 +7,12 @@ out, updates taken early, the end of lending, and what is recorded. `Timing` and
 which clock it is.
 
 Note: lending. Peers may read what a rank passes to a collective until they come to a later
-collective. If `before_use` gathers into common memory, that gather is the later collective. If every
-rank updates everything, it is the sum of the flags, unless that may overtake the bucket's sum. A
-gather of private memory lends the strip itself. In the last two cases the engine ends the lending
-before a bucket is ready. Otherwise the next backward would overwrite a gradient, or the user a
-parameter, that a slow peer still reads. The same holds for flags and statistics if no bucket is
-exchanged by the whole step group.
+collective. If `before_use` gathers into common memory, that gather is the later collective. If
+every rank updates everything, it is the sum of the flags, unless that may overtake the bucket's
+sum. A gather of private memory lends the strip itself. In the last two cases the engine ends the
+lending before a bucket is ready. Otherwise the next backward would overwrite a gradient, or the
+user a parameter, that a slow peer still reads. The same holds for flags and statistics if no bucket
+is exchanged by the whole step group.
 """
 
 from __future__ import annotations
