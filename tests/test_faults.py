@@ -247,12 +247,12 @@ def test_what_cannot_happen_is_refused_with_a_way_out(settings, message):
     [
         (
             {"kind": "lognormal", "sigma": -0.1},
-            "cluster.jitter.sigma: got -0.1, but a spread is 0 or more. "
+            "cluster.jitter_sigma: got -0.1, but a spread is 0 or more. "
             "Use 0.1 for ranks that differ by about 10 % from step to step.",
         ),
         (
             {"kind": "exponential", "shift": 1.0},
-            "cluster.jitter.shift: got 1, but it is the least part of a step whose mean is 1, "
+            "cluster.jitter_shift: got 1, but it is the least part of a step whose mean is 1, "
             "at least 0 and below 1. Use 0.9 for steps that take 0.9 of the mean at least.",
         ),
     ],
