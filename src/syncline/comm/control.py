@@ -40,6 +40,10 @@ HEARTBEAT_S = 1.0
 """Short against `silent_s`, so some heartbeats may be late; one message a second costs nothing."""
 EXPLAIN_S = 5.0
 """How long a failing rank may print its traceback before peers kill it: cores may be busy."""
+_SEND_S = 5.0
+"""How long a message may take to be sent: a peer that does not read for so long is frozen."""
+_VERDICT_S = 3.0
+"""How long to wait for the reason of a broken connection: heartbeats come every second."""
 _HOW: dict[str, type[RankFailed]] = {"died": RankDied, "silent": RankSilent, "hung": RankHung}
 
 
@@ -85,7 +89,7 @@ class Control:
         self._closing = False
         self._is_over = False
         for sock in self._links.values():
-            sock.settimeout(5.0)
+            sock.settimeout(_SEND_S)
         self._thread = threading.Thread(target=self._watch, name="syncline-control", daemon=True)
         self._thread.start()
 
@@ -178,7 +182,7 @@ class Control:
         """Return how many steps each known rank has taken, also those that are gone."""
         return {rank: record[0] for rank, record in self._reports.everybody().items()}
 
-    def verdict(self, patience_s: float = 3.0) -> RankFailed | None:
+    def verdict(self, patience_s: float = _VERDICT_S) -> RankFailed | None:
         """Wait a moment for the control thread to find why a connection broke, and return it."""
         deadline = time.monotonic() + patience_s
         while self.failure is None and time.monotonic() < deadline:
@@ -211,7 +215,7 @@ class Control:
                 self._relay_until_all_left()
         self._is_over = True
         self._waker.send(b"x")
-        self._thread.join(timeout=5.0)
+        self._thread.join(timeout=_SEND_S)
         for sock in self._links.values():
             sock.close()
         self._wake.close()

@@ -31,6 +31,11 @@ def round_up(size: int, multiple: int = mmap.PAGESIZE) -> int:
     return -(-size // multiple) * multiple
 
 
+_PASS_S = 60.0
+"""How long a rank may take to pass or accept a descriptor: it may still load its data. If it dies,
+the socket ends the wait at once."""
+
+
 class Star:
     """Unix sockets from a leading rank to others of its machine, to pass file descriptors."""
 
@@ -39,7 +44,7 @@ class Star:
         self.links = links
         self.leads = leads
         for sock in links.values():
-            sock.settimeout(60.0)
+            sock.settimeout(_PASS_S)
 
     def give(self, rank: int, files: Sequence[int]) -> None:
         # The kernel passes at most 253 descriptors in one message.

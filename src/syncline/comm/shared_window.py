@@ -208,7 +208,7 @@ class SharedWindow(ServedWindow):
                 # attempt does not wait for that reader again.
                 self._is_blocked = True
                 return False
-            time.sleep(0.0005)
+            time.sleep(0.0005)  # a copy of 4 MB takes as long
         self._is_blocked = False
         self._published[spare].mine.copy_(values)
         self._board[at] = version

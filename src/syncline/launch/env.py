@@ -18,6 +18,7 @@ from syncline.errors import ConfigError
 
 Launcher = Literal["alone", "torchrun", "syncline", "slurm"]
 KEY_BYTES_LEAST = 16
+"""128 bits: too many keys to try them all."""
 
 
 @dataclass(frozen=True)

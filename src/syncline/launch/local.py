@@ -32,6 +32,10 @@ from syncline.launch.env import rank_environment
 from syncline.launch.forked import Forked, dying_with_parent
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE_S = 10.0
+"""From SIGTERM to SIGKILL: a rank may have to write what it has, to a slow disk."""
+AFTER_FAILURE_S = 10.0
+"""Ranks hear of a failed one within a second, then they may print and write for a while."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,8 @@ def launch(
     threads: int = 1,
     extra_env: Mapping[str, str] | None = None,
     port: int | None = None,
-    grace_s: float = 10.0,
-    after_failure_s: float | None = 10.0,
+    grace_s: float = GRACE_S,
+    after_failure_s: float | None = AFTER_FAILURE_S,
     go_on: bool = False,
     stdout: int | None = None,
 ) -> Outcome:

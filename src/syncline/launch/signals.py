@@ -17,6 +17,7 @@ from types import FrameType
 from typing import NoReturn
 
 _FLUSH_S = 0.5
+"""How long a process that ends may take to write its last output: a pipe may be full."""
 
 
 def end_promptly(last_act: Callable[[], None] | None = None) -> None:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from syncline.models.parts import Layers
 
 SMALL_IMAGE_PX = 64
+"""Up to this size the stem keeps the image's size: else the last stage would see 2 x 2 pixels."""
 
 
 class Residual(nn.Module):

@@ -18,7 +18,9 @@ from rich.text import Text
 from syncline.config import Job
 
 _BAR_EVERY_S = 0.2
+"""A moving bar looks smooth at five pictures a second; more would only take time."""
 _LINE_EVERY_S = 5.0
+"""In a file a line stays: twelve a minute show progress and keep the log short."""
 
 
 class HasJson(Protocol):
