@@ -64,7 +64,11 @@ class RealCommunicator(ABC):
         plan.run("reduce")
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        num_bytes = self.copy_from(tensor, root)
+        tensor = each_element_once(tensor.detach())
+        flat = tensor.contiguous()
+        num_bytes = self.copy_from(flat, root)
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.copy_(flat)
         self.traffic.add(self.hub.channel, "broadcast", num_bytes)
 
     def barrier(self) -> None:
@@ -85,7 +89,7 @@ class RealCommunicator(ABC):
 
     @abstractmethod
     def copy_from(self, tensor: torch.Tensor, root: int) -> int:
-        """Copy the root's tensor to all; return how many bytes this rank handed to its peers."""
+        """Copy the root's contiguous tensor to all; return how many bytes this rank handed over."""
 
     @abstractmethod
     def meet(self, what: str) -> None:
@@ -110,6 +114,14 @@ class RealCommunicator(ABC):
     @abstractmethod
     def release(self) -> None:
         """Free memory, doorbells and connections."""
+
+
+def each_element_once(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view without the repetitions of `expand`: torch refuses to write to those."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def join_plans(*plans: Prepared) -> Prepared:
