@@ -4,8 +4,8 @@ Messages to a peer go out by urgency, then in the order of the `send` calls; the
 while a message waits. Messages are sent in pieces, so that an urgent one need not wait for the end
 of a less urgent one; the kernel is given little more than is on its way. Each piece has a short
 header that says which conversation it belongs to; the n-th message of a conversation goes to its
-n-th receive, which must be for the same collective (`operations.py`). A message that comes before its receive is kept, so that a slow receiver does not
-block the connection.
+n-th receive, which must be of the same collective (`operations.py`). A message that comes before
+its receive is kept, so that a slow receiver does not block the connection.
 
 Both ends of a connection prove the job's key before the first byte. Sockets have no thread of
 their own: the thread that sleeps in the hub serves them. While that thread does arithmetic, the
