@@ -233,6 +233,14 @@ def prepare_peer_sum(
     return prepare_sum((0, partials.spread.shards), sources, out, partials.scale)
 
 
+def each_element_once(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view without the repetitions of `expand`: torch refuses to write to those."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
 def even_cuts(num_elements: int, size: int) -> tuple[int, ...]:
     """Cut memory into strips of nearly equal size, where strips may begin at any element.
 

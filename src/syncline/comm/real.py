@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from syncline.comm.base import Partials, Strips
+from syncline.comm.base import Partials, Strips, each_element_once
 from syncline.comm.context import Context
 
 
@@ -114,14 +114,6 @@ class RealCommunicator(ABC):
     @abstractmethod
     def release(self) -> None:
         """Free memory, doorbells and connections."""
-
-
-def each_element_once(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view without the repetitions of `expand`: torch refuses to write to those."""
-    for dim, stride in enumerate(tensor.stride()):
-        if stride == 0 and tensor.shape[dim] > 1:
-            tensor = tensor.narrow(dim, 0, 1)
-    return tensor
 
 
 def join_plans(*plans: Prepared) -> Prepared:

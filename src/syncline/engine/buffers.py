@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from syncline.comm.base import Communicator, Partials, allocate_sums
+from syncline.comm.base import Communicator, Partials, allocate_sums, each_element_once
 from syncline.comm.tree import LeafPlan, Spread
 from syncline.errors import UsageError
 
@@ -41,7 +41,7 @@ _NOTHING = torch.empty(0)
 
 
 class Home(NamedTuple):
-    """Where a module keeps a buffer. Forward may put another tensor there: `self.x = self.x + 1`."""
+    """Where a module keeps a buffer. Forward may put another tensor there."""
 
     holder: dict[str, torch.Tensor | None]
     name: str
@@ -63,10 +63,8 @@ class Home(NamedTuple):
         elif found is None or found.shape != value.shape or found.dtype != value.dtype:
             self.holder[self.name] = value.clone()
         else:
-            for dim, stride in enumerate(found.stride()):
-                if stride == 0 and found.shape[dim] > 1:  # torch refuses to write to `expand`'s
-                    found, value = found.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
-            found.copy_(value)
+            once = each_element_once(found)
+            once.copy_(value[tuple(slice(length) for length in once.shape)])
 
 
 def find_homes(model: nn.Module) -> tuple[list[Home], list[Home], list[Home]]:
