@@ -314,6 +314,62 @@ def _(trial: Trial) -> str:
     return start_script(trial, SAY_IT.format(body=body), 2, ["aa" * 16] * 2)
 
 
+OWN_LOOP = """
+    import torch
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    {distribute}
+    for step in range(3):
+        model(torch.ones(2, 8)).sum().backward()
+        if step == 1:
+            {between}
+        optimizer.step()
+        if step == 1:
+            {after}
+"""
+
+
+def own_loop(trial: Trial, distribute: str = "", between: str = "pass", after: str = "pass") -> str:
+    """Run a loop of three steps on two ranks, with lines of the case's own in the second step."""
+    start = distribute or "replica = syncline.distribute(model, optimizer)"
+    body = OWN_LOOP.format(distribute=start, between=between, after=after)
+    return start_script(trial, SAY_IT.format(body=body.strip()), 2, ["aa" * 16] * 2)
+
+
+@case("distribute() twice")
+def _(trial: Trial) -> str:
+    twice = "[syncline.distribute(model, optimizer) for _ in range(2)]"
+    return own_loop(trial, twice)
+
+
+@case("a cast after the first step")
+def _(trial: Trial) -> str:
+    return own_loop(trial, after="model.bfloat16(); torch.ones = lambda *n: torch.zeros(n).bfloat16()")
+
+
+@case("load_state_dict() on one rank, then a step on all")
+def _(trial: Trial) -> str:
+    load = "rank == 1 and model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()})"
+    return own_loop(trial, after=load)
+
+
+@case("a layer that is thawed after the first step")
+def _(trial: Trial) -> str:
+    frozen = "model.bias.requires_grad_(False); syncline.distribute(model, optimizer)"
+    return own_loop(trial, frozen, after="model.bias.requires_grad_(True)")
+
+
+@case("check_every where ranks hold different parameters")
+def _(trial: Trial) -> str:
+    return own_loop(trial, "syncline.distribute(model, optimizer, 'gossip', check_every=10)")
+
+
+@case("a collective call that only one rank makes")
+def _(trial: Trial) -> str:
+    return own_loop(trial, after="rank == 0 and syncline.optimizer_state(model)")
+
+
 def disturbed_run(trial: Trial, number: int, *sets: str) -> str:
     """Send a signal to one rank of a run that is under way."""
     words = [word for one in ("run.steps=100000", *sets) for word in ("--set", one)]

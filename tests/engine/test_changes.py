@@ -167,7 +167,62 @@ def test_norm_layers_of_different_types_are_refused():
         syncline.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.usefixtures("_world_of_one")
+def test_a_change_through_data_is_noticed(overlap):
+    model, optimizer = make()
+    syncline.distribute(model, optimizer, overlap=overlap)
+    take_step(model, optimizer, 0)
+    for parameter in model.parameters():
+        parameter.data.mul_(0.98)
+    with pytest.raises(UsageError, match="was changed in place"):
+        take_step(model, optimizer, 1)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("overlap", [True, False])
+def test_saving_common_parameters_that_were_changed_in_place_is_refused(overlap):
+    """At the end of a script no step would refuse it."""
+
+    def work():
+        rank = syncline.init()
+        model, optimizer = make()
+        replica = syncline.distribute(model, optimizer, overlap=overlap)
+        take_step(model, optimizer, rank)
+        replica.synchronize()
+        with torch.no_grad():
+            model.fc.weight.mul_(0.5)
+        with pytest.raises(UsageError, match=r"fc\.weight was changed in place"):
+            model.state_dict()
+
+    run_ranks(2, work)
+
+
 # Other buffers.
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("overlap", [True, False])
+def test_buffers_that_the_user_changes_between_steps_are_the_start_of_every_shard(overlap):
+    def work():
+        rank = syncline.init()
+        model, optimizer = make(rank)
+        replica = syncline.distribute(model, optimizer, shards=4, overlap=overlap)
+        for step in range(4):
+            for shard in replica.my_shards:
+                replica.begin_shard(shard)
+                seed = torch.Generator().manual_seed(10 * step + shard)
+                model(torch.randn(6, 2, 8, 8, generator=seed)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 1:
+                replica.synchronize()
+                model.norm.reset_running_stats()
+        return digest_of(model.state_dict())
+
+    (expected,) = run_ranks(1, work)
+    assert run_ranks(2, work) == [expected] * 2
+    assert run_ranks(4, work) == [expected] * 4
 
 
 class Counting(nn.Module):

@@ -141,6 +141,17 @@ def test_a_copy_does_not_disturb_the_original():
 
 
 @pytest.mark.usefixtures("alone")
+def test_a_shallow_copy_shares_everything_as_always():
+    syncline.init()
+    model, optimizer = make()
+    syncline.distribute(model, optimizer)
+    take_step(model, optimizer, 0)
+    shallow = copy.copy(model)
+    assert shallow.first is model.first
+    assert copy.copy(model.first).weight is model.first.weight
+
+
+@pytest.mark.usefixtures("alone")
 def test_a_parametrized_layer_is_copied_deeply():
     syncline.init()
     model, optimizer = make(parametrized=True)

@@ -106,6 +106,7 @@ class Buffers:
         self._start_small: list[torch.Tensor] = []
         self._seen: list[tuple[torch.Tensor, int]] = []
         """The other buffers at the start of the step, and their versions."""
+        self._seen_norms: list[tuple[torch.Tensor, int]] = []
         self._places: list[int] = []
         self._after_shard_0: list[torch.Tensor] = []
         self.lay_out(comm, spread)
@@ -128,6 +129,7 @@ class Buffers:
         found = [(home, home.value()) for home in self._other_homes]
         self._seen = [seen.get(home.key, (value, value._version)) for home, value in found]
         self.statistics: Partials | None = None
+        self._seen_norms = []
         if not self._norms:
             return
         buffers = [home.value() for home in self._norms]
@@ -151,6 +153,7 @@ class Buffers:
             start = started.get(home.key, view)
             self._start[at : at + buffer.numel()].view(buffer.shape).copy_(start)
             at += buffer.numel()
+        self._seen_norms = _seen([home.value() for home in self._norms])
 
     def _start_norms(self) -> list[torch.Tensor]:
         """Return the statistics from which every shard of the step starts."""
@@ -188,10 +191,13 @@ class Buffers:
     @property
     def has_changed_others(self) -> bool:
         """Say whether forward wrote buffers that are not statistics."""
-        return any(
-            buffer is not seen or buffer._version != version
-            for buffer, (seen, version) in zip(self.others, self._seen, strict=True)
-        )
+        return _have_changed(self.others, self._seen)
+
+    @property
+    def has_changed(self) -> bool:
+        """Say whether anything wrote buffers since the start of the step."""
+        norms = [home.value() for home in self._norms]
+        return self.has_changed_others or _have_changed(norms, self._seen_norms)
 
     def counts(self) -> list[float]:
         """Return how many batches each norm layer has seen."""
@@ -215,7 +221,8 @@ class Buffers:
         if self._norms:
             self._start.copy_(self._current)
         self._start_small = [_kept(home.value()) for home in self._small_homes]
-        self._seen = [(buffer, buffer._version) for buffer in self.others]
+        self._seen = _seen(self.others)
+        self._seen_norms = _seen([home.value() for home in self._norms])
 
     def begin_step_of(self, module: nn.Module) -> None:
         """Keep a module's own buffers, which were loaded: every shard starts from them."""
@@ -267,6 +274,19 @@ class Buffers:
                 yield
         self._after_shard_0 = []
         self.begin_step()
+
+
+def _seen(buffers: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+    return [(buffer, buffer._version) for buffer in buffers]
+
+
+def _have_changed(
+    buffers: Sequence[torch.Tensor], seen: Sequence[tuple[torch.Tensor, int]]
+) -> bool:
+    return any(
+        buffer is not before or buffer._version != version
+        for buffer, (before, version) in zip(buffers, seen, strict=True)
+    )
 
 
 def _kept(buffer: torch.Tensor) -> torch.Tensor:

@@ -78,13 +78,7 @@ class ChangesOutside:
     def check(self) -> None:
         """Raise if something has changed since the last step that cannot be right."""
         self._check_places()
-        versions = [version_of(parameter) for parameter in self._parameters]
-        if versions != self._versions:
-            if not self.may_change_parameters:
-                pairs = zip(self._slots, versions, self._versions, strict=True)
-                raise self._refuse_change(next(slot for slot, now, was in pairs if now != was))
-            self._versions = versions
-            self._agreement.has_changed = True
+        self.check_values()
         if any(parameter.requires_grad for parameter in self._frozen):
             raise UsageError(
                 "a parameter that was frozen at distribute() now needs a gradient, and would be "
@@ -97,6 +91,16 @@ class ChangesOutside:
             )
         if self._find_structure() != self._structure:
             self._check_structure()
+
+    def check_values(self) -> None:
+        """Raise if parameters were changed in place that other ranks read."""
+        versions = [version_of(parameter) for parameter in self._parameters]
+        if versions != self._versions:
+            if not self.may_change_parameters:
+                pairs = zip(self._slots, versions, self._versions, strict=True)
+                raise self._refuse_change(next(slot for slot, now, was in pairs if now != was))
+            self._versions = versions
+            self._agreement.has_changed = True
 
     def _refuse_change(self, slot: Slot) -> UsageError:
         way = "load them with load_state_dict(), or use distribute(..., private_parameters=True)."

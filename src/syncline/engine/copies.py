@@ -2,16 +2,20 @@
 
 A copy has plain parameters in memory of its own, none of our hooks, and the whole optimizer state.
 Loading it needs no session. `pickle`, `torch.save` and `copy.deepcopy` ask an object for its state
-through `__getstate__`, and take one that belongs to the object itself before its class's.
+through `__getstate__`, and take one that belongs to the object itself before its class's. A shallow
+copy (`copy.copy`) asks too; it shares everything with its original, as always.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
+import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -61,7 +65,11 @@ class Copies:
     def _state_of(self, module: nn.Module) -> Any:
         self._synchronize()
         state: Any = type(module).__getstate__(module)
-        return self._without_ours(state) if isinstance(state, dict) else state
+        if not isinstance(state, dict):
+            return state
+        if _is_shallow(sys._getframe(1)):
+            return {name: value for name, value in state.items() if name not in _OURS}
+        return self._without_ours(state)
 
     def _deep_copy(self, module: nn.Module, memo: dict[int, Any]) -> nn.Module:
         self._synchronize()
@@ -98,8 +106,10 @@ class Copies:
 
     def _state_of_optimizer(self) -> dict[str, Any]:
         optimizer = self._optimizer
-        self._synchronize()
         state = dict(type(optimizer).__getstate__(optimizer))
+        if _is_shallow(sys._getframe(1)):
+            return state
+        self._synchronize()
         held = [p for group in optimizer.param_groups for p in group["params"]]
         whole = optimizer.state_dict()["state"]
         state["state"] = defaultdict(dict)
@@ -114,6 +124,10 @@ class Copies:
 
 def _own_memory(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.preserve_format)
+
+
+def _is_shallow(caller: FrameType) -> bool:
+    return caller.f_code is copy.copy.__code__
 
 
 def _is_ours(hook: Any) -> bool:

@@ -58,6 +58,8 @@ class Loading:
 
     def _before_save(self, *_: Any) -> None:
         self._compute.synchronize()
+        if any(self._is_shared(bucket) for bucket in self._compute.gradients.buckets):
+            self._outside.check_values()  # there may be no further step that would refuse it
 
     def _before_load(self, module: nn.Module, *_: Any) -> None:
         self._compute.synchronize()
@@ -65,8 +67,13 @@ class Loading:
         self._agreement.before_load(module)
         if not self._is_in_model():
             for bucket in self._compute.gradients.buckets:
-                if bucket.in_use.memory.is_common and bucket.comm.size > 1:
+                if self._is_shared(bucket):
                     _leave_common_memory(bucket)
+
+    @staticmethod
+    def _is_shared(bucket: Bucket) -> bool:
+        """Say whether this rank's model reads memory that other ranks read too."""
+        return bucket.in_use.memory.is_common and bucket.comm.size > 1
 
     def _after_load(self, module: nn.Module, _: Any) -> None:
         self._outside.note_load()

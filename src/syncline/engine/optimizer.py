@@ -59,8 +59,7 @@ def _clone(
     optimizer: Optimizer, groups: Sequence[Sequence[torch.Tensor]], settings: ParamGroups
 ) -> Optimizer:
     """Return a copy of an optimizer for other tensors: same rule, no state, no hooks."""
-    clone = type(optimizer).__new__(type(optimizer))
-    clone.__setstate__(type(optimizer).__getstate__(optimizer))  # not its own (`copies.py`)
+    clone = copy.copy(optimizer)
     clone.state = defaultdict(dict)
     clone.param_groups = [
         {**of_group, "params": list(tensors)}
