@@ -87,6 +87,7 @@ class Trial:
             line = re.sub(r"for \d s: frozen", "for T s: frozen", line)
             line = re.sub(r"process \d+ of user \d+", "process P of user U", line)
             line = re.sub(r"got \d+ \(address", "got PORT (address", line)
+            line = re.sub(r"\(memory \d+, size \d+\)", "(memory M, size S)", line)
             lines.append(line)
         # Ranks speak in any order.
         return " <br> ".join([f"`{line}`" for line in sorted(lines)] + [f"exit {code}"])
@@ -315,26 +316,34 @@ def _(trial: Trial) -> str:
 
 
 OWN_LOOP = """
-    import torch
-    torch.manual_seed(0)
-    model = torch.nn.Linear(8, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+import logging, sys, time, torch, syncline, syncline.session
+logging.disable()  # ranks also log what they hear of each other, or have ended before
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+try:
+    rank = syncline.init()
     {distribute}
     for step in range(3):
-        model(torch.ones(2, 8)).sum().backward()
+        model(torch.ones(2, 8, dtype=model.weight.dtype)).sum().backward()
         if step == 1:
             {between}
         optimizer.step()
         if step == 1:
             {after}
+except syncline.SynclineError as error:
+    print("syncline:", error, file=sys.stderr)
+    time.sleep(2)  # by then the other rank has found its own error
+    syncline.session.fail_session(error)
+    sys.exit(1)
 """
 
 
 def own_loop(trial: Trial, distribute: str = "", between: str = "pass", after: str = "pass") -> str:
     """Run a loop of three steps on two ranks, with lines of the case's own in the second step."""
-    start = distribute or "replica = syncline.distribute(model, optimizer)"
-    body = OWN_LOOP.format(distribute=start, between=between, after=after)
-    return start_script(trial, SAY_IT.format(body=body.strip()), 2, ["aa" * 16] * 2)
+    start = distribute or "syncline.distribute(model, optimizer)"
+    text = OWN_LOOP.format(distribute=start, between=between, after=after)
+    return start_script(trial, text, 2, ["aa" * 16] * 2)
 
 
 @case("distribute() twice")
@@ -345,7 +354,7 @@ def _(trial: Trial) -> str:
 
 @case("a cast after the first step")
 def _(trial: Trial) -> str:
-    return own_loop(trial, after="model.bfloat16(); torch.ones = lambda *n: torch.zeros(n).bfloat16()")
+    return own_loop(trial, after="model.bfloat16()")
 
 
 @case("load_state_dict() on one rank, then a step on all")
@@ -367,7 +376,7 @@ def _(trial: Trial) -> str:
 
 @case("a collective call that only one rank makes")
 def _(trial: Trial) -> str:
-    return own_loop(trial, after="rank == 0 and syncline.optimizer_state(model)")
+    return own_loop(trial, between="rank == 0 and syncline.clip_grad_norm_(model, 1.0)")
 
 
 def disturbed_run(trial: Trial, number: int, *sets: str) -> str:

@@ -295,6 +295,16 @@ def test_a_model_or_an_optimizer_is_distributed_once():
     take_step(model, optimizer, 1)
 
 
+@pytest.mark.usefixtures("_world_of_one")
+def test_a_loader_of_a_detached_model_is_refused():
+    """It would take the gradients of the model that is distributed anew."""
+    model, optimizer = make()
+    replica = syncline.distribute(model, optimizer, shards=2)
+    replica.detach()
+    with pytest.raises(UsageError, match=r"Make it anew"):
+        replica.begin_shard(0)
+
+
 def freeze_all_but_the_last(model):
     for parameter in model.parameters():
         parameter.requires_grad_(False)

@@ -18,7 +18,7 @@ from syncline.engine.copies import Copies
 from syncline.engine.loading import Loading
 from syncline.engine.refusals import Found
 from syncline.engine.whole import WholeRun
-from syncline.errors import ConfigError
+from syncline.errors import ConfigError, UsageError
 
 
 class Guards:
@@ -37,7 +37,8 @@ class Guards:
         check_every: int | None,
     ) -> None:
         """`comm` is the step group's; with `private` the user may change parameters in place."""
-        if check_every is not None and (plan.keeps_own or plan.answers_calls):
+        self._has_own = plan.keeps_own or plan.answers_calls
+        if check_every is not None and self._has_own:
             raise ConfigError(
                 "check_every",
                 f"got {check_every}",
@@ -60,8 +61,11 @@ class Guards:
             may_be_private=may_be_private,
         )
 
-    def watch(self, root: nn.Module, compute: ComputeLane, run: WholeRun) -> Iterator[Any]:
+    def watch(
+        self, root: nn.Module, compute: ComputeLane, run: WholeRun, num_ranks: int
+    ) -> Iterator[Any]:
         """Begin to watch loads and copies of the user's module; yields the hooks' handles."""
+        self._run, self._num_ranks = run, num_ranks
         self._loading = Loading(
             root,
             self._slots,
@@ -75,12 +79,21 @@ class Guards:
         self._copies = Copies(root, self._optimizer, self._slots, moved, wait)
         if self._checks:
             compute.before_flags = self.agreement.begin_step
+        if self._has_own:
+            compute.check = self._check_own
         yield from self._loading.hook()
 
-    @property
-    def is_loaded(self) -> bool:
-        """Whether parameters were loaded after the first step."""
-        return self._loading.is_loaded
+    def _check_own(self) -> None:
+        """Refuse a step whose model does not hold this rank's own parameters."""
+        if self._run.is_in_model:
+            raise UsageError(
+                "step() came inside whole(), whose values are put away at its end. Call it outside."
+            )
+        if self._loading.is_loaded and self._run.whole is not None and self._num_ranks > 1:
+            raise UsageError(
+                "parameters were loaded after the first step, but into this rank's own model only, "
+                "not into what the ranks hold together. Load them before the first step."
+            )
 
     def release(self) -> None:
         """Leave copying to the objects' own classes again."""

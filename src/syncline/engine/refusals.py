@@ -36,6 +36,14 @@ def refuse_claimed(slots: Sequence[Slot], optimizer: Optimizer, others: Iterable
             )
 
 
+def refuse_detached() -> UsageError:
+    """Return the error for a loader whose replica was detached."""
+    return UsageError(
+        "this loader was made for a model that was detached since. Make it anew after distribute(): "
+        "syncline.shards(loader)."
+    )
+
+
 class Found(NamedTuple):
     """A model's parameters, as the optimizer holds them."""
 

@@ -43,7 +43,7 @@ from syncline.engine.layout import Layout, Wishes, choose
 from syncline.engine.optimizer_state import OptimizerState
 from syncline.engine.parameters import GradientTaken, Guarded, become
 from syncline.engine.recording import hook_moments
-from syncline.engine.refusals import find_parameters, refuse_claimed
+from syncline.engine.refusals import find_parameters, refuse_claimed, refuse_detached
 from syncline.engine.share import Share, make_plan, world_of
 from syncline.engine.state import State
 from syncline.engine.steps import Steps
@@ -137,11 +137,9 @@ class Replica:
             build=self._build_once,
         )
         self._state = OptimizerState(optimizer, self.slots, comm.size, lane, self._compute.settle)
-        watched = self._guards.watch(self._root, self._compute, self.run)
+        watched = self._guards.watch(self._root, self._compute, self.run, comm.size)
         self._handles = [*watched, *self._state.hook()]
         self._handles.append(optimizer.register_step_pre_hook(self._compute.before_step))
-        if self.has_own:
-            self._compute.check = self._check_own
         _replicas.add(self)
 
     # Set-up.
@@ -276,6 +274,8 @@ class Replica:
 
     def begin_shard(self, shard: int) -> None:
         """Say which shard the next forward and backward belong to; optional for the first."""
+        if self.is_detached:
+            raise refuse_detached()
         self._compute.gradients.begin_shard(shard, self._share.rank)
 
     def tell_loss(self, loss: float) -> None:
@@ -298,18 +298,6 @@ class Replica:
     def step_number(self, number: int) -> None:
         assert self._compute.steps is None, "the buckets count steps by now"
         self._compute.step_number = number
-
-    def _check_own(self) -> None:
-        """Refuse a step whose model does not hold this rank's own parameters."""
-        if self.run.is_in_model:
-            raise UsageError(
-                "step() came inside whole(), whose values are put away at its end. Call it outside."
-            )
-        if self._guards.is_loaded and self.run.whole is not None and self.comm.size > 1:
-            raise UsageError(
-                "parameters were loaded after the first step, but into this rank's own model only, "
-                "not into what the ranks hold together. Load them before the first step."
-            )
 
     def synchronize(self) -> None:
         """Wait until every parameter and buffer is up to date."""
