@@ -59,6 +59,8 @@ class Agreement:
         """Parameters that need no gradient and that were loaded since the last step."""
         self.has_changed = False
         """Whether this rank's parameters were changed outside the optimizer since the last step."""
+        self._has_told = False
+        """Whether it told the others so in the step that is under way."""
 
     @property
     def is_due(self) -> bool:
@@ -70,6 +72,11 @@ class Agreement:
         self._step = number
         if self._check_every and number and number % self._check_every == 0:
             self._taken = self._digests()
+
+    def tell(self) -> bool:
+        """Return whether to tell the others that this rank has changed parameters."""
+        self._has_told = self.has_changed
+        return self._has_told
 
     def before_load(self, module: nn.Module) -> None:
         """Note a module's own parameters that need no gradient, which no bucket holds."""
@@ -116,16 +123,19 @@ class Agreement:
         by_comm: dict[Communicator, Digests] = {}
         for bucket in buckets:
             mine = by_comm.setdefault(bucket.comm, {})
-            for slot in bucket.slots if bucket.comm.size > 1 else ():
+            for slot in bucket.slots:
                 name = f"parameter {slot.name}"
-                mine[name] = tensor_digest(slot.parameter) if taken is None else taken.pop(name)
+                if taken is not None:
+                    mine[name] = taken.pop(name)
+                elif bucket.comm.size > 1:
+                    mine[name] = tensor_digest(slot.parameter)
         # The rest is the same on all ranks of the step group.
         rest = (loaded | self._buffer_digests()) if taken is None else taken
         by_comm.setdefault(self._comm, {}).update(rest)
         for comm, mine in by_comm.items():
             if comm.size > 1:
                 with comm.traffic.apart():
-                    _compare(comm, _Told(mine, self.has_changed), self._advice())
+                    _compare(comm, _Told(mine, self._has_told), self._advice())
 
     def _advice(self) -> str:
         return (

@@ -60,6 +60,10 @@ class ChangesOutside:
         """Whether parameters were loaded or changed in place since the last step."""
         return self._agreement.has_changed
 
+    def tell(self) -> bool:
+        """Return whether to tell the other ranks of such a change in the step's flags."""
+        return self._agreement.tell()
+
     def note(self) -> None:
         """Accept the parameters as they are now."""
         self._versions = [version_of(parameter) for parameter in self._parameters]

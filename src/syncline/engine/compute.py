@@ -182,7 +182,7 @@ class ComputeLane:
             [slot.has_gradient for slot in self._slots],
             has_changed_buffers=self._buffers.has_changed_others,
             is_early_invalid=self._early.invalid_because is not None,
-            has_changed_parameters=self._outside.has_changed,
+            has_changed_parameters=self._outside.tell(),
             step_s=self._early.step_s(),
             losses=self.gradients.losses,
             settings=self._told_to_servers(settings) if self._share.is_served else (),

@@ -50,7 +50,8 @@ class Guards:
         self._buffers = buffers
         self._checks = check_every is not None
         self.agreement = Agreement(model, found.slots, buffers, comm, check_every)
-        may_be_private = plan.keeps_own or not plan.answers_calls  # else servers hold the values
+        # Servers hold the parameters: a worker's change of its own copy would be lost.
+        self._may_be_private = may_be_private = plan.keeps_own or not plan.answers_calls
         self.outside = ChangesOutside(
             model,
             found,
@@ -89,7 +90,8 @@ class Guards:
             raise UsageError(
                 "step() came inside whole(), whose values are put away at its end. Call it outside."
             )
-        if self._loading.is_loaded and self._run.whole is not None and self._num_ranks > 1:
+        is_held_elsewhere = self._num_ranks > 1 or not self._may_be_private
+        if self._loading.is_loaded and self._run.whole is not None and is_held_elsewhere:
             raise UsageError(
                 "parameters were loaded after the first step, but into this rank's own model only, "
                 "not into what the ranks hold together. Load them before the first step."
