@@ -66,6 +66,10 @@ def add_layer(model):
     model.more = nn.Linear(2, 2)
 
 
+def add_norm(model):
+    model.more = nn.BatchNorm1d(2, affine=False)
+
+
 CHANGES = {
     "double": (nn.Module.double, r"conv\.weight was cast from torch\.float32 to torch\.float64"),
     "bfloat16": (nn.Module.bfloat16, r"conv\.weight was cast from .* to torch\.bfloat16"),
@@ -80,6 +84,7 @@ CHANGES = {
     "replace a statistic": (replace_statistic, r"buffer norm\.running_mean got other memory"),
     "cast a norm's buffers": (lambda model: model.norm._apply(keep_parameters), r"norm\.running_"),
     "add a layer": (add_layer, r"new parameter more\.weight"),
+    "add a norm layer": (add_norm, r"new running statistic more\.running_mean"),
 }
 
 

@@ -118,16 +118,10 @@ class Buffers:
         It is called again when the buckets are built: until then a model may be cast. What
         `begin_step` kept stays.
         """
-        before = [*self._norms, *self._small_homes]
-        values = [*self._start_norms(), *self._start_small]
-        started = {home.key: value for home, value in zip(before, values, strict=True)}
-        others = zip(self._other_homes, self._seen, strict=True)
-        seen = {home.key: buffer for home, buffer in others}
-        self._norms, self._counter_homes, self._other_homes = find_homes(self._model)
-        small = [(home, _kept(home.value())) for home in self._small_homes]
-        self._start_small = [started.get(home.key, value) for home, value in small]
-        found = [(home, home.value()) for home in self._other_homes]
-        self._seen = [seen.get(home.key, (value, value._version)) for home, value in found]
+        pairs = zip(self._norms, self._start_norms(), strict=True)
+        started = {home.key: value for home, value in pairs}
+        self._norms, counters, others = find_homes(self._model)
+        self._find_small(counters, others)
         self.statistics: Partials | None = None
         self._seen_norms = []
         if not self._norms:
@@ -155,6 +149,25 @@ class Buffers:
             at += buffer.numel()
         self._seen_norms = _seen([home.value() for home in self._norms])
 
+    def _find_small(self, counters: list[Home], others: list[Home]) -> None:
+        """Set the buffers that are not statistics. What `begin_step` kept of them stays."""
+        kept = zip(self._small_homes, self._start_small, strict=True)
+        started = {home.key: value for home, value in kept}
+        seen = {home.key: one for home, one in zip(self._other_homes, self._seen, strict=True)}
+        self._counter_homes, self._other_homes = counters, others
+        small = [(home, _kept(home.value())) for home in self._small_homes]
+        self._start_small = [started.get(home.key, value) for home, value in small]
+        found = [(home, home.value()) for home in others]
+        self._seen = [seen.get(home.key, (value, value._version)) for home, value in found]
+
+    def find_new(self) -> str | None:
+        """Find buffers of layers that were added; return the name of a new statistic, if any."""
+        statistics, counters, others = find_homes(self._model)
+        known = {home.key for home in self._norms}
+        new = [home.full_name for home in statistics if home.key not in known]
+        self._find_small(counters, others)
+        return new[0] if new else None
+
     def _start_norms(self) -> list[torch.Tensor]:
         """Return the statistics from which every shard of the step starts."""
         found, at = [], 0
@@ -178,6 +191,10 @@ class Buffers:
     @property
     def _small_homes(self) -> list[Home]:
         return [*self._counter_homes, *self._other_homes]
+
+    @property
+    def _small(self) -> list[torch.Tensor]:
+        return [home.value() for home in self._small_homes]
 
     @property
     def _counters(self) -> list[torch.Tensor]:
@@ -220,7 +237,7 @@ class Buffers:
         """Keep the buffers from which every shard of the step starts."""
         if self._norms:
             self._start.copy_(self._current)
-        self._start_small = [_kept(home.value()) for home in self._small_homes]
+        self._start_small = [_kept(buffer) for buffer in self._small]
         self._seen = _seen(self.others)
         self._seen_norms = _seen([home.value() for home in self._norms])
 

@@ -172,4 +172,10 @@ class ChangesOutside:
                     f"the model got a new parameter {name} after distribute(), which ranks would "
                     f"not exchange. {_ANEW}"
                 )
+        statistic = self._buffers.find_new()
+        if statistic is not None:
+            raise UsageError(
+                f"the model got a new running statistic {statistic} after distribute(), which "
+                f"ranks would not average. {_ANEW}"
+            )
         self._note_structure()
