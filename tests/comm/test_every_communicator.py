@@ -280,9 +280,9 @@ def test_broadcast_copies_tensors_with_gaps_transposed_or_repeated(world):
     def work(comm):
         size = comm.size
         whole = torch.full((4, 6), float(comm.position))
-        row = torch.full((1, 6), float(comm.position))
-        with_gaps, transposed, repeated = whole[:, ::2], torch.full((3, 5), 1.0).t(), row.expand(4, 6)
-        transposed = transposed.mul_(comm.position)
+        with_gaps = whole[:, ::2]
+        transposed = torch.full((3, 5), float(comm.position)).t()
+        repeated = torch.full((1, 6), float(comm.position)).expand(4, 6)
         for tensor in (with_gaps, transposed, repeated):
             comm.broadcast(tensor, size - 1)
         untouched = bool((whole[:, 1::2] == comm.position).all())

@@ -98,6 +98,16 @@ def test_a_call_that_only_one_rank_makes_is_named(kind):
         assert "clip_grad_norm_()" in answer["text"], answer
 
 
+def test_shared_memory_of_different_sizes_is_refused():
+    """As when ranks have models of different sizes."""
+
+    def work(comm, rank):
+        comm.allocate(1000 + 10_000 * rank, torch.float32)
+        comm.barrier()
+
+    assert "was handed" in said_in("shared memory, 2 ranks", work)[1]
+
+
 def test_the_number_of_a_collective_tells_its_kind_its_memory_and_its_size():
     def work():
         syncline.init()

@@ -268,7 +268,8 @@ def test_buffers_that_are_not_contiguous_are_exchanged():
     def work():
         rank = syncline.init()
         torch.manual_seed(rank)
-        model = nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(8, 6)), nn.Linear(6, 4))
+        layer = nn.utils.parametrizations.orthogonal(nn.Linear(8, 6))
+        model = nn.Sequential(layer, nn.Linear(6, 4))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         replica = syncline.distribute(model, optimizer, shards=4)
         for step in range(3):

@@ -215,9 +215,12 @@ class Network(RealCommunicator):
 
     def plan_reduce(self, partials: Partials, root: int) -> Prepared:
         pieces = [partials.strip(position) for position in range(self.size)]
-        sends, receives = [(root, pieces[self.position])], []
+        sends: list[Addressed] = []
+        receives: list[Addressed] = []
         if self.position == root:
-            sends, receives = [], [(peer, pieces[peer]) for peer in self._peers]
+            receives = [(peer, pieces[peer]) for peer in self._peers]
+        else:
+            sends = [(root, pieces[self.position])]
         to_root = self.prepare_exchange(sends, receives, about(partials.sums[0]))
         return join_plans(self.plan_reduce_scatter(partials), to_root)
 

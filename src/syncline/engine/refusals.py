@@ -39,8 +39,8 @@ def refuse_claimed(slots: Sequence[Slot], optimizer: Optimizer, others: Iterable
 def refuse_detached() -> UsageError:
     """Return the error for a loader whose replica was detached."""
     return UsageError(
-        "this loader was made for a model that was detached since. Make it anew after distribute(): "
-        "syncline.shards(loader)."
+        "this loader was made for a model that was detached since. Make it anew after "
+        "distribute(): syncline.shards(loader)."
     )
 
 
