@@ -73,7 +73,11 @@ def distribute(
     """
     session = current_session()
     chosen = make_strategy(strategy) if isinstance(strategy, str) else strategy
-    at_least_1 = {"bucket_bytes": bucket_bytes, "accumulate": accumulate, "check_every": check_every}
+    at_least_1 = {
+        "bucket_bytes": bucket_bytes,
+        "accumulate": accumulate,
+        "check_every": check_every,
+    }
     for name, value in at_least_1.items():
         if value is not None and value < 1:
             raise ConfigError(name, f"got {value}", "it must be at least 1", "Leave it out.")

@@ -390,5 +390,5 @@ def test_as_many_other_parameters_in_the_optimizer_are_noticed():
     take_step(model, optimizer, 0)
     model(torch.ones(2, 2, 8, 8)).sum().backward()
     optimizer.param_groups[0]["params"][0] = nn.Parameter(torch.zeros(2))
-    with pytest.raises(UsageError, match="other parameters"):
+    with pytest.raises(UsageError, match="new parameters"):
         optimizer.step()

@@ -203,13 +203,14 @@ def test_statistics_that_are_loaded_are_the_start_of_every_shard(part, is_first)
     def loop(model, optimizer, take):
         if not is_first:
             take(0)
+        if is_first:
+            with torch.no_grad():
+                model.body[0].weight.zero_()
         target = model.get_submodule(part)
         values = {
             name: torch.full_like(value, 100.0) if name.endswith("running_mean") else value
             for name, value in copied(target).items()
         }
-        with torch.no_grad():
-            model.body[0].weight.zero_() if is_first else None
         target.load_state_dict(values)
         take(1)
         return model.state_dict()["body.1.running_mean"].tolist()

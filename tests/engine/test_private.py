@@ -162,7 +162,7 @@ def test_a_change_that_one_rank_undoes_is_no_change():
     assert run_ranks(2, work) == [expected] * 2
 
 
-@pytest.mark.parametrize("strategy", ["gossip", "elastic", "local"])
+@pytest.mark.parametrize("strategy", ["gossip", "elastic"])
 def test_a_rank_s_own_replica_takes_changes_and_gathers_them(strategy):
     """On one rank these strategies are plain SGD, also with the last change, inside whole()."""
 

@@ -65,10 +65,10 @@ class RealCommunicator(ABC):
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         tensor = each_element_once(tensor.detach())
-        flat = tensor.contiguous()
-        num_bytes = self.copy_from(flat, root)
-        if flat.data_ptr() != tensor.data_ptr():
-            tensor.copy_(flat)
+        whole = tensor.contiguous()
+        num_bytes = self.copy_from(whole.as_strided((whole.numel(),), (1,)), root)
+        if whole.data_ptr() != tensor.data_ptr():
+            tensor.copy_(whole)
         self.traffic.add(self.hub.channel, "broadcast", num_bytes)
 
     def barrier(self) -> None:
@@ -89,7 +89,7 @@ class RealCommunicator(ABC):
 
     @abstractmethod
     def copy_from(self, tensor: torch.Tensor, root: int) -> int:
-        """Copy the root's contiguous tensor to all; return how many bytes this rank handed over."""
+        """Copy the root's flat tensor to all; return how many bytes this rank handed over."""
 
     @abstractmethod
     def meet(self, what: str) -> None:

@@ -92,16 +92,16 @@ class SharedMemory(RealCommunicator):
         # one sees the other's count, so at least one sees that all have come.
         with self._fence:
             pass
-        if min(column) >= count:
+        if (least := min(column)) >= count:
             self._bell.ring()
-            if max(column) != word:
+            if least != word or max(column) != word:
                 self._compare(channel, word)
             return
         started = time.monotonic()
         while True:
             self.hub.sleep()
-            if min(column) >= count:
-                if max(column) != word:
+            if (least := min(column)) >= count:
+                if least != word or max(column) != word:
                     self._compare(channel, word)
                 return
             late = [rank for rank, come in zip(self.ranks, column, strict=True) if come < count]

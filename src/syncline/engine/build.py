@@ -135,9 +135,7 @@ class LaidOutModel:
             inside_parameters=self.reach is not Reach.PARAMETER,
             backward_s=facts.backward_s,
         )
-        self.buckets = make_buckets(
-            self.layout, plan, share, comm, self.slots, RealTiming.event
-        )
+        self.buckets = make_buckets(self.layout, plan, share, comm, self.slots, RealTiming.event)
         used = [bucket for bucket in self.buckets if bucket.slots[0].number not in facts.idle]
         early.prepare(used, share.step.comm)
         for bucket in self.buckets:

@@ -90,7 +90,7 @@ class ChangesOutside:
             )
         if self._find_held() != self._held:
             raise UsageError(
-                "the optimizer got other parameters after distribute(): they would be updated on "
+                "the optimizer got new parameters after distribute(): they would be updated on "
                 f"each rank alone. {_ANEW}"
             )
         if self._find_structure() != self._structure:
