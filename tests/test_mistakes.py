@@ -87,6 +87,7 @@ class Trial:
             line = re.sub(r"for \d s: frozen", "for T s: frozen", line)
             line = re.sub(r"process \d+ of user \d+", "process P of user U", line)
             line = re.sub(r"got \d+ \(address", "got PORT (address", line)
+            line = re.sub(r"\(memory \d+, size \d+\)", "(memory M, size S)", line)
             lines.append(line)
         # Ranks speak in any order.
         return " <br> ".join([f"`{line}`" for line in sorted(lines)] + [f"exit {code}"])
@@ -312,6 +313,70 @@ def _(trial: Trial) -> str:
     body = "syncline.session.current_session().comm.allocate(10**12, __import__('torch').float32)"
     body += " if rank == 0 else syncline.session.current_session().comm.barrier()"
     return start_script(trial, SAY_IT.format(body=body), 2, ["aa" * 16] * 2)
+
+
+OWN_LOOP = """
+import logging, sys, time, torch, syncline, syncline.session
+logging.disable()  # ranks also log what they hear of each other, or have ended before
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+try:
+    rank = syncline.init()
+    {distribute}
+    for step in range(3):
+        model(torch.ones(2, 8, dtype=model.weight.dtype)).sum().backward()
+        if step == 1:
+            {between}
+        optimizer.step()
+        if step == 1:
+            {after}
+except syncline.SynclineError as error:
+    print("syncline:", error, file=sys.stderr)
+    time.sleep(2)  # by then the other rank has found its own error
+    syncline.session.fail_session(error)
+    sys.exit(1)
+"""
+
+
+def own_loop(trial: Trial, distribute: str = "", between: str = "pass", after: str = "pass") -> str:
+    """Run a loop of three steps on two ranks, with lines of the case's own in the second step."""
+    start = distribute or "syncline.distribute(model, optimizer)"
+    text = OWN_LOOP.format(distribute=start, between=between, after=after)
+    return start_script(trial, text, 2, ["aa" * 16] * 2)
+
+
+@case("distribute() twice")
+def _(trial: Trial) -> str:
+    twice = "[syncline.distribute(model, optimizer) for _ in range(2)]"
+    return own_loop(trial, twice)
+
+
+@case("a cast after the first step")
+def _(trial: Trial) -> str:
+    return own_loop(trial, after="model.bfloat16()")
+
+
+@case("load_state_dict() on one rank, then a step on all")
+def _(trial: Trial) -> str:
+    load = "rank == 1 and model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()})"
+    return own_loop(trial, after=load)
+
+
+@case("a layer that is thawed after the first step")
+def _(trial: Trial) -> str:
+    frozen = "model.bias.requires_grad_(False); syncline.distribute(model, optimizer)"
+    return own_loop(trial, frozen, after="model.bias.requires_grad_(True)")
+
+
+@case("check_every where ranks hold different parameters")
+def _(trial: Trial) -> str:
+    return own_loop(trial, "syncline.distribute(model, optimizer, 'gossip', check_every=10)")
+
+
+@case("a collective call that only one rank makes")
+def _(trial: Trial) -> str:
+    return own_loop(trial, between="rank == 0 and syncline.clip_grad_norm_(model, 1.0)")
 
 
 def disturbed_run(trial: Trial, number: int, *sets: str) -> str:

@@ -75,8 +75,8 @@ def slow_down(comm):
     inside.is_slow = True
     meet, hub = inside.meet, inside.hub
 
-    def meet_and_sleep(what):
-        meet(what)
+    def meet_and_sleep(what, *about):
+        meet(what, *about)
         if comm.num_channels > 1 and hub.channel == 0:
             return
         wakes_s = time.monotonic() + 0.003

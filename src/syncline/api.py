@@ -58,6 +58,7 @@ def distribute(
     accumulate: int = 1,
     private_parameters: bool = False,
     early: bool = True,
+    check_every: int | None = None,
 ) -> Replica:
     """Spread training over all ranks, in place: names and `state_dict()` stay as they are.
 
@@ -66,12 +67,18 @@ def distribute(
     (default: one per rank), so that any number of ranks gives the same bits. `bucket_bytes` and
     `overlap` are chosen and logged if None. `accumulate` is the most backward passes of any step,
     needed if the first step has fewer. `private_parameters` gives each rank its own copy of the
-    parameters. `early` allows updates during backward, while the network is idle; it takes memory
-    for half the parameters.
+    parameters, which may be changed in place, alike on every rank. `early` allows updates during
+    backward, while the network is idle; it takes memory for half the parameters. With `check_every`
+    ranks compare parameters and buffers in every so many steps, and raise if any differ.
     """
     session = current_session()
     chosen = make_strategy(strategy) if isinstance(strategy, str) else strategy
-    for name, value in (("bucket_bytes", bucket_bytes), ("accumulate", accumulate)):
+    at_least_1 = {
+        "bucket_bytes": bucket_bytes,
+        "accumulate": accumulate,
+        "check_every": check_every,
+    }
+    for name, value in at_least_1.items():
         if value is not None and value < 1:
             raise ConfigError(name, f"got {value}", "it must be at least 1", "Leave it out.")
     for name, value, is_fixed, rule in (
@@ -94,6 +101,7 @@ def distribute(
         accumulate=accumulate,
         private_parameters=private_parameters,
         early=early,
+        check_every=check_every,
     )
     if replica.is_served:
         raise UsageError(
@@ -107,7 +115,7 @@ def distribute(
 
 def _replica_of(model: nn.Module) -> Replica:
     for replica in current_session().replicas:
-        if replica.model is model:
+        if replica.model is model and not replica.is_detached:
             return replica
     raise UsageError("this model was not given to syncline.distribute()")
 
@@ -134,13 +142,14 @@ def shards(loader: DataLoader[Any], *, seed: int = 0) -> ShardedLoader | Serving
     On a rank that only serves others it yields no step.
     """
     session = current_session()
-    replica = session.replicas[-1] if session.replicas else None
+    replicas = [one for one in session.replicas if not one.is_detached]
+    replica = replicas[-1] if replicas else None
     if replica is None:
         count = session.world.size
         mine = range(*shard_range(count, count, session.world.rank))
         return ShardedLoader(loader, count, mine, None, seed)
-    serving = [one for one in session.replicas if not all(one.plan.shards)]
-    if serving and len(session.replicas) > 1:
+    serving = [one for one in replicas if not all(one.plan.shards)]
+    if serving and len(replicas) > 1:
         raise UsageError(
             "ranks that only serve loop for one model. Use servers=0 for several: then every rank "
             "holds strips of each."

@@ -276,6 +276,24 @@ def test_broadcast_copies_any_tensor_from_any_root(world, dtype):
 
 
 @every_communicator
+def test_broadcast_copies_tensors_with_gaps_transposed_or_repeated(world):
+    def work(comm):
+        size = comm.size
+        whole = torch.full((4, 6), float(comm.position))
+        with_gaps = whole[:, ::2]
+        transposed = torch.full((3, 5), float(comm.position)).t()
+        repeated = torch.full((1, 6), float(comm.position)).expand(4, 6)
+        for tensor in (with_gaps, transposed, repeated):
+            comm.broadcast(tensor, size - 1)
+        untouched = bool((whole[:, 1::2] == comm.position).all())
+        ends = [bool((one == size - 1).all()) for one in (with_gaps, transposed, repeated)]
+        return [untouched, *ends]
+
+    size = WORLDS[world][0]
+    assert in_world(world, work) == [[True] * 4] * size
+
+
+@every_communicator
 def test_messages_of_any_length_reach_everybody(world):
     def work(comm):
         mine = bytes([comm.position]) * (comm.position * 1000)

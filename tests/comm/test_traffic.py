@@ -221,10 +221,10 @@ def test_after_the_end_of_lending_a_slow_reader_has_read_everything(world):
         meet = getattr(inside, "meet", None)
         if meet is not None and comm.position == 0:
 
-            def meet_and_sleep(what):
+            def meet_and_sleep(what, *about):
                 import time
 
-                meet(what)
+                meet(what, *about)
                 if what == "reduce_scatter":
                     time.sleep(0.05)
 

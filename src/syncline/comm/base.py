@@ -48,11 +48,14 @@ class Memory:
     """The group that allocated it; `peers` is in the order of its positions."""
     origin: tuple[int, int] | None = None
     """The number of the allocation and the first element in it: peers find the memory by these."""
+    number: int = 0
+    """How many allocations came before it in its group: the same on all ranks."""
 
     def part(self, start: int, stop: int) -> Memory:
         peers = self.peers and tuple(peer[start:stop] for peer in self.peers)
         origin = self.origin and (self.origin[0], self.origin[1] + start)
-        return Memory(self.mine[start:stop], peers, self.is_common, self.owner, origin)
+        mine = self.mine[start:stop]
+        return Memory(mine, peers, self.is_common, self.owner, origin, self.number)
 
 
 @dataclass(eq=False)
@@ -171,7 +174,7 @@ class Communicator(Protocol):
         """Sum along the tree; `sums[0]` of the rank in position `root` holds all of it."""
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        """Copy the tensor of the rank in position `root` to all. Any contiguous tensor will do."""
+        """Copy the tensor of the rank in position `root` to all. Any tensor will do."""
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
@@ -228,6 +231,14 @@ def prepare_peer_sum(
         if memory.peers is not None
     ]
     return prepare_sum((0, partials.spread.shards), sources, out, partials.scale)
+
+
+def each_element_once(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view without the repetitions of `expand`: torch refuses to write to those."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def even_cuts(num_elements: int, size: int) -> tuple[int, ...]:

@@ -182,6 +182,10 @@ class Control:
         """Return how many steps each known rank has taken, also those that are gone."""
         return {rank: record[0] for rank, record in self._reports.everybody().items()}
 
+    def where_is(self, rank: int) -> str:
+        """Say where a rank was last seen: its step, phase and bucket."""
+        return self._reports.describe(rank)
+
     def verdict(self, patience_s: float = _VERDICT_S) -> RankFailed | None:
         """Wait a moment for the control thread to find why a connection broke, and return it."""
         deadline = time.monotonic() + patience_s

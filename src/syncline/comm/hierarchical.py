@@ -16,6 +16,7 @@ import torch
 from syncline.comm.base import Communicator, Memory, Partials, Strips, check_owner
 from syncline.comm.context import Context
 from syncline.comm.network import Network
+from syncline.comm.operations import about
 from syncline.comm.real import Prepared, RealCommunicator, join_plans
 from syncline.comm.shape import choose, kind_of, positions_of, shape_of
 from syncline.comm.shared_memory import SharedMemory
@@ -76,7 +77,7 @@ class Hierarchical(RealCommunicator):
     def plan_reduce_scatter(self, partials: Partials) -> Prepared:
         """Prepare both stages: sums of the machine's own nodes, then the exchange across."""
         check_owner(partials.sums, self._inside)
-        strips = self._strips_of_column(partials.cuts)
+        strips, which = self._strips_of_column(partials.cuts), about(partials.sums[0])
         low, high = strips[0][0], strips[-1][1]
         machines = [range(at, self.size, self.num_machines) for at in range(self.num_machines)]
         across = partials.spread.across_groups(machines)
@@ -105,10 +106,11 @@ class Hierarchical(RealCommunicator):
             [(start - low, stop - low) for start, stop in strips],
             partials.strip(self.position),
             partials.scale,
+            which,
         )
 
         def run(what: str) -> None:
-            self._inside.meet(what)
+            self._inside.meet(what, which)
             add_up()
             exchange.run(what)
 
@@ -131,6 +133,7 @@ class Hierarchical(RealCommunicator):
         exchange = self._across.prepare_exchange(
             [(peer, pieces[self._machine]) for peer in peers],
             [(peer, pieces[peer]) for peer in peers],
+            about(strips.memory),
         )
         columns = Strips(strips.memory, strips.cuts[:: self.num_machines])
         return join_plans(exchange, self._inside.plan_all_gather(columns))

@@ -84,6 +84,12 @@ class Star:
         else:
             (file,) = self.take(1)
         try:
+            if os.fstat(file).st_size != size_bytes:
+                raise CommError(
+                    f"rank {self.control.place.rank} asks for shared memory of {size_bytes} bytes, "
+                    f"but was handed {os.fstat(file).st_size}: all ranks must make the same calls "
+                    "in the same order, with models of the same size."
+                )
             return mmap.mmap(file, size_bytes)
         finally:
             os.close(file)

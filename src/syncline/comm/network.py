@@ -27,6 +27,7 @@ from syncline.comm.base import (
 from syncline.comm.context import Context
 from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.limits import SMALL_BYTES, TOKEN_BYTES
+from syncline.comm.operations import about, about_size
 from syncline.comm.real import Prepared, RealCommunicator, join_plans
 from syncline.comm.shape import Machines, choose, positions_of
 from syncline.comm.tree import Node, prepare_sum
@@ -44,9 +45,12 @@ class Transport(Protocol):
     device: torch.device
 
     def prepare(
-        self, sends: Sequence[Addressed], receives: Sequence[Addressed]
+        self, sends: Sequence[Addressed], receives: Sequence[Addressed], about: int
     ) -> Callable[[str], None]:
-        """Return a function that sends and receives everything at once and waits for all of it."""
+        """Return a function that sends and receives everything at once and waits for all of it.
+
+        The function takes the collective's name; `about` says which one of this name it is.
+        """
 
     def part(self, ranks: Sequence[int]) -> Transport:
         """Return a transport for a group of some of the ranks. Only these ranks call it."""
@@ -86,6 +90,7 @@ class Network(RealCommunicator):
         self.size = len(self.ranks)
         self.position = self.ranks.index(context.rank)
         self._peers = [peer for peer in range(self.size) if peer != self.position]
+        self._num_allocated = 0
         self._received = [self._empty(0, torch.uint8) for _ in range(NUM_CHANNELS)]
         tokens = self._empty(TOKEN_BYTES, torch.uint8).zero_()
         to_all = [(peer, tokens) for peer in self._peers]
@@ -97,19 +102,24 @@ class Network(RealCommunicator):
         return torch.empty(num_elements, dtype=dtype, device=self._transport.device)
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
-        return Memory(self._empty(num_elements, dtype).zero_(), owner=self)
+        self._num_allocated += 1
+        mine = self._empty(num_elements, dtype).zero_()
+        return Memory(mine, owner=self, number=self._num_allocated - 1)
 
     def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
         return self.allocate(num_elements, dtype)
 
     def prepare_exchange(
-        self, sends: Sequence[Addressed], receives: Sequence[Addressed]
+        self, sends: Sequence[Addressed], receives: Sequence[Addressed], about: int = 0
     ) -> Prepared:
-        """Prepare an exchange with positions: send and receive everything at once, wait for all."""
+        """Prepare an exchange with positions: send and receive everything at once, wait for all.
+
+        `about` tells collectives of the same kind apart (`operations.py`).
+        """
         outgoing = [(self.ranks[peer], tensor) for peer, tensor in sends if tensor.numel()]
         incoming = [(self.ranks[peer], tensor) for peer, tensor in receives if tensor.numel()]
         num_bytes = sum(tensor.numel() * tensor.itemsize for _, tensor in outgoing)
-        return Prepared(self._transport.prepare(outgoing, incoming), num_bytes)
+        return Prepared(self._transport.prepare(outgoing, incoming, about), num_bytes)
 
     def _scratch(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Return memory to receive into. A channel has its own: it runs one exchange at a time."""
@@ -127,6 +137,7 @@ class Network(RealCommunicator):
         strips: Sequence[tuple[int, int]],
         out: torch.Tensor,
         scale: float,
+        about: int,
     ) -> Prepared:
         """Prepare a sum: `nodes[p]` are p's partial sums, `strips[p]` the elements that p gets.
 
@@ -153,7 +164,7 @@ class Network(RealCommunicator):
                 piece = scratch[at : at + stop - start]
                 receives.append((peer, piece))
                 sources.append((node, piece))
-        exchange = self.prepare_exchange(sends, receives)
+        exchange = self.prepare_exchange(sends, receives, about)
         add_up = prepare_sum((0, shards), sources, out, scale)
         channel = self.hub.channel
 
@@ -179,7 +190,8 @@ class Network(RealCommunicator):
         check_owner(partials.sums, self)
         nodes = partials.spread.nodes
         mine = [memory.mine for memory in partials.sums[: len(nodes[self.position])]]
-        return self.prepare(partials.spread.shards, nodes, mine, strips, out, partials.scale)
+        shards, which = partials.spread.shards, about(partials.sums[0])
+        return self.prepare(shards, nodes, mine, strips, out, partials.scale, which)
 
     def plan_reduce_scatter(self, partials: Partials) -> Prepared:
         strips = list(pairwise(partials.cuts))
@@ -191,6 +203,7 @@ class Network(RealCommunicator):
         return self.prepare_exchange(
             [(peer, pieces[self.position]) for peer in self._peers],
             [(peer, pieces[peer]) for peer in self._peers],
+            about(strips.memory),
         )
 
     def plan_all_reduce(self, partials: Partials) -> Prepared:
@@ -202,23 +215,28 @@ class Network(RealCommunicator):
 
     def plan_reduce(self, partials: Partials, root: int) -> Prepared:
         pieces = [partials.strip(position) for position in range(self.size)]
+        sends: list[Addressed] = []
+        receives: list[Addressed] = []
         if self.position == root:
-            to_root = self.prepare_exchange([], [(peer, pieces[peer]) for peer in self._peers])
+            receives = [(peer, pieces[peer]) for peer in self._peers]
         else:
-            to_root = self.prepare_exchange([(root, pieces[self.position])], [])
+            sends = [(root, pieces[self.position])]
+        to_root = self.prepare_exchange(sends, receives, about(partials.sums[0]))
         return join_plans(self.plan_reduce_scatter(partials), to_root)
 
     def copy_from(self, tensor: torch.Tensor, root: int) -> int:
         """Send each rank a strip of the root's tensor, then gather: no link carries N copies."""
-        flat = tensor.detach().view(-1)
+        flat = tensor.view(-1)
+        which = about_size(flat.numel())
         strips = Strips(Memory(flat, owner=self), even_cuts(flat.numel(), self.size))
         if flat.numel() * flat.itemsize <= SMALL_BYTES:
             strips.cuts = (0,) * (root + 1) + (flat.numel(),) * (self.size - root)
-            dealt = self.prepare_exchange([], [])
+            dealt = self.prepare_exchange([], [], which)
         elif self.position == root:
-            dealt = self.prepare_exchange([(peer, strips.mine(peer)) for peer in self._peers], [])
+            parts = [(peer, strips.mine(peer)) for peer in self._peers]
+            dealt = self.prepare_exchange(parts, [], which)
         else:
-            dealt = self.prepare_exchange([], [(root, strips.mine(self.position))])
+            dealt = self.prepare_exchange([], [(root, strips.mine(self.position))], which)
         copies = join_plans(dealt, self.plan_all_gather(strips))
         copies.run("broadcast")
         return copies.num_bytes

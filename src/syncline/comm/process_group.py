@@ -49,7 +49,7 @@ class ProcessGroup:
         return ProcessGroup(group, self._control, self.device, is_part=True)
 
     def prepare(
-        self, sends: Sequence[Addressed], receives: Sequence[Addressed]
+        self, sends: Sequence[Addressed], receives: Sequence[Addressed], about: int
     ) -> Callable[[str], None]:
         calls: list[Operation] = []
         calls += [(dist.irecv, rank, tensor) for rank, tensor in receives]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from syncline.comm.base import Partials, Strips
+from syncline.comm.base import Partials, Strips, each_element_once
 from syncline.comm.context import Context
 
 
@@ -64,7 +64,11 @@ class RealCommunicator(ABC):
         plan.run("reduce")
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        num_bytes = self.copy_from(tensor, root)
+        tensor = each_element_once(tensor.detach())
+        whole = tensor.contiguous()
+        num_bytes = self.copy_from(whole.as_strided((whole.numel(),), (1,)), root)
+        if whole.data_ptr() != tensor.data_ptr():
+            tensor.copy_(whole)
         self.traffic.add(self.hub.channel, "broadcast", num_bytes)
 
     def barrier(self) -> None:
@@ -85,7 +89,7 @@ class RealCommunicator(ABC):
 
     @abstractmethod
     def copy_from(self, tensor: torch.Tensor, root: int) -> int:
-        """Copy the root's tensor to all; return how many bytes this rank handed to its peers."""
+        """Copy the root's flat tensor to all; return how many bytes this rank handed over."""
 
     @abstractmethod
     def meet(self, what: str) -> None:

@@ -1,8 +1,9 @@
 """Ranks of one machine: buckets live in shared memory, where peers read them in place.
 
-In a collective every rank writes the number of its collective on a board; the last rank to come
-rings the doorbell, on which the others sleep. The order of collectives is the same on every rank,
-so one number is enough.
+In a collective every rank writes a word on a board: how many collectives it has come to, and which
+one this is. The last rank to come rings the doorbell, on which the others sleep. The order of
+collectives is the same on every rank, so one word is enough; if it is not the same, the words at
+one count differ, and every rank raises.
 
 Publishing a number after the data relies on stores becoming visible in order, which x86-64
 guarantees; `is_supported` says no elsewhere.
@@ -24,6 +25,7 @@ from syncline.comm.context import Context
 from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.limits import SCRATCH_BYTES
 from syncline.comm.machine import Bell, Star, as_tensor, round_up
+from syncline.comm.operations import BITS, KIND, about, about_size, refuse_mismatch
 from syncline.comm.real import Prepared, RealCommunicator, join_plans
 from syncline.comm.shape import shape_of
 from syncline.comm.shared_window import SharedCalls, SharedWindow
@@ -32,6 +34,8 @@ from syncline.comm.window import Functions, Window
 
 _LINE_BYTES = 64
 """A cache line of every x86-64 processor."""
+_ONE = 1 << BITS
+"""One collective: a word on the board has the count above the collective's own number."""
 
 
 def is_supported() -> bool:
@@ -55,15 +59,17 @@ class SharedMemory(RealCommunicator):
         self.size = len(self.ranks)
         self.position = self.ranks.index(context.rank)
         self._bell = Bell(star, context.hub)
-        # A count for each channel. One cache line per rank, so that no two ranks write to one line.
+        # A word for each channel. One cache line per rank, so that no two ranks write to one line.
         board = memoryview(star.segment(self.size * _LINE_BYTES))[: self.size * _LINE_BYTES]
         words = board.cast("q")
         self._columns = [words[channel :: _LINE_BYTES // 8] for channel in range(NUM_CHANNELS)]
         self._counts = [0] * NUM_CHANNELS
+        """By channel: the count's part of this rank's word."""
         self._fence = threading.Lock()
         self._scratch: Memory | None = None
         self.allocations: list[tuple[torch.Tensor, ...]] = []
         """All ranks' memory of each `allocate`, in which a window call finds its values."""
+        self._num_allocated = 0
         self._calls: SharedCalls | None = None
 
     @classmethod
@@ -73,27 +79,45 @@ class SharedMemory(RealCommunicator):
         star = Star(context.control, memory_links, leads=place.local_rank == 0)
         return cls(context, place.local_ranks, star)
 
-    def meet(self, what: str) -> None:
-        """Wait until every rank has called it as often as this one; the last wakes the others."""
+    def meet(self, what: str, about: int = 0) -> None:
+        """Wait until every rank has called it as often as this one; the last wakes the others.
+
+        `about` tells collectives of the same kind apart (`operations.py`).
+        """
         channel = self.hub.channel
-        self._counts[channel] = count = self._counts[channel] + 1
+        self._counts[channel] = count = self._counts[channel] + _ONE
         column = self._columns[channel]
-        column[self.position] = count
+        column[self.position] = word = count | KIND[what] | about
         # Taking a lock is a full memory barrier: of two ranks that come at the same time, at least
         # one sees the other's count, so at least one sees that all have come.
         with self._fence:
             pass
-        if min(column) >= count:
+        if (least := min(column)) >= count:
             self._bell.ring()
+            if least != word or max(column) != word:
+                self._compare(channel, word)
             return
         started = time.monotonic()
         while True:
             self.hub.sleep()
-            if min(column) >= count:
+            if (least := min(column)) >= count:
+                if least != word or max(column) != word:
+                    self._compare(channel, word)
                 return
             late = [rank for rank, come in zip(self.ranks, column, strict=True) if come < count]
             waited_s = time.monotonic() - started
             self.context.control.check_waiting_for(late, waited_s, what)
+
+    def _compare(self, channel: int, word: int) -> None:
+        """Raise if a rank has come to another collective than this rank at the same count.
+
+        No rank goes on before it has compared, so all ranks see the difference. A rank that is
+        further on has compared already.
+        """
+        for rank, other in zip(self.ranks, self._columns[channel], strict=True):
+            if other >> BITS == word >> BITS and other != word:
+                mine, theirs = word % _ONE, other % _ONE
+                raise refuse_mismatch(self.context.control, mine, rank, theirs)
 
     def end_lending(self) -> None:
         self.meet("end_lending")
@@ -107,32 +131,39 @@ class SharedMemory(RealCommunicator):
         )
         self.allocations.append(views)
         origin = (len(self.allocations) - 1, 0)
-        return Memory(views[self.position], views, owner=self, origin=origin)
+        number = self._count_allocation()
+        return Memory(views[self.position], views, owner=self, origin=origin, number=number)
 
     def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
         segment = self.star.segment(num_elements * dtype.itemsize)
-        return Memory(as_tensor(segment, 0, num_elements, dtype), is_common=True, owner=self)
+        mine, number = as_tensor(segment, 0, num_elements, dtype), self._count_allocation()
+        return Memory(mine, is_common=True, owner=self, number=number)
+
+    def _count_allocation(self) -> int:
+        self._num_allocated += 1
+        return self._num_allocated - 1
 
     def announce(self, partials: Partials) -> None:
-        partials.announced_by = self._counts[self.hub.channel] + 1
+        partials.announced_by = self._counts[self.hub.channel] + _ONE
 
     def plan_reduce_scatter(self, partials: Partials) -> Prepared:
         check_owner(partials.sums, self)
         start, stop = partials.cuts[self.position : self.position + 2]
         add_up = prepare_peer_sum(partials, start, stop, partials.strip(self.position))
+        which = about(partials.sums[0])
 
         def run(what: str) -> None:
-            self.meet(what)
+            self.meet(what, which)
             add_up()
 
         volume = volume_of_partials(partials, self._shape)
         return Prepared(run, self._sent_bytes("reduce_scatter", volume))
 
     def plan_all_gather(self, strips: Strips) -> Prepared:
-        copies = self._copies(strips)
+        copies, which = self._copies(strips), about(strips.memory)
 
         def run(what: str) -> None:
-            self.meet(what)
+            self.meet(what, which)
             for mine, peer in copies:
                 mine.copy_(peer)
 
@@ -157,11 +188,12 @@ class SharedMemory(RealCommunicator):
             return join_plans(self.plan_reduce_scatter(partials), gather)
         check_owner(partials.sums, self)
         add_up = prepare_peer_sum(partials, 0, partials.result.numel(), partials.result)
+        which = about(partials.sums[0])
 
         def run(what: str) -> None:
             announced_by, partials.announced_by = partials.announced_by, None
             if announced_by is None or announced_by > self._counts[self.hub.channel]:
-                self.meet(what)
+                self.meet(what, which)
             add_up()
 
         volume = volume_of_partials(partials, self._shape)
@@ -172,7 +204,7 @@ class SharedMemory(RealCommunicator):
 
         def run(what: str) -> None:
             sums.run(what)
-            self.meet(what)
+            self.meet(what, about(partials.sums[0]))
             for mine, peer in copies if self.position == root else ():
                 mine.copy_(peer)
 
@@ -188,15 +220,16 @@ class SharedMemory(RealCommunicator):
         if self._scratch is None:
             self._scratch = self.allocate_common(SCRATCH_BYTES, torch.uint8)
         scratch = self._scratch.mine
-        flat = tensor.detach().view(-1).view(torch.uint8) if tensor.numel() else tensor
+        flat = tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor
+        which = about_size(flat.numel())
         for start in range(0, flat.numel(), SCRATCH_BYTES):
             piece = flat[start : start + SCRATCH_BYTES]
             if self.position == root:
                 scratch[: piece.numel()].copy_(piece)
-            self.meet("broadcast")
+            self.meet("broadcast", which)
             if self.position != root:
                 piece.copy_(scratch[: piece.numel()])
-            self.meet("broadcast")
+            self.meet("broadcast", which)
         return flat.numel() * (self.size - 1) if self.position == root else 0
 
     def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:

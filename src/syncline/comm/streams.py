@@ -4,8 +4,8 @@ Messages to a peer go out by urgency, then in the order of the `send` calls; the
 while a message waits. Messages are sent in pieces, so that an urgent one need not wait for the end
 of a less urgent one; the kernel is given little more than is on its way. Each piece has a short
 header that says which conversation it belongs to; the n-th message of a conversation goes to its
-n-th receive. A message that comes before its receive is kept, so that a slow receiver does not
-block the connection.
+n-th receive, which must be of the same collective (`operations.py`). A message that comes before
+its receive is kept, so that a slow receiver does not block the connection.
 
 Both ends of a connection prove the job's key before the first byte. Sockets have no thread of
 their own: the thread that sleeps in the hub serves them. While that thread does arithmetic, the
@@ -35,26 +35,15 @@ from syncline.comm.group_numbers import GroupNumbers
 from syncline.comm.hub import NUM_CHANNELS, PATIENT, Hub
 from syncline.comm.network import Addressed
 from syncline.comm.network_window import NetworkWindow
+from syncline.comm.operations import KIND, refuse_mismatch
+from syncline.comm.pace import PIECE_BYTES, Pace
 from syncline.comm.rendezvous import Store, accept_all, connect_to, listen, read_address
 from syncline.comm.window import Functions, Window
 from syncline.errors import CommError
 
-_HEADER = struct.Struct("<IIIQ")  # group, channel, bytes of the piece, bytes of the message
+_HEADER = struct.Struct("<IIIIQ")  # group, channel, collective, bytes of the piece, of the message
 # Unless marked as measured (docs/decisions/0007 and 0008), these limits are reasoned for 1 Gbit/s,
 # which carries 125 kB in a millisecond.
-_PIECE_BYTES = 128 << 10
-"""An urgent message waits until the current piece is written: one millisecond."""
-_PATIENT_S = 0.003
-"""Patient messages fill the link for this long ahead. Measured: without such a limit the kernel
-takes megabytes, and reduces that came after them took 50 ms instead of 16."""
-_LEAST_PATIENT_BYTES = 16 << 10
-"""On a slow link a patient piece still has about ten packets, enough to be worth a system call."""
-_UNSENT_BYTES = 128 << 10
-"""The kernel buffers what the link carries during one pause of the hub, a millisecond."""
-_MOST_BYTES = 1 << 20
-"""Fast links get larger pieces, but none that takes much longer than 0.1 ms to copy."""
-_WINDOW_S = 0.01
-"""A rate is measured over ten pauses of the hub: one pause brings too few bytes to measure."""
 _READ_AT_ONCE = 4 << 20
 """One peer's bytes are read for a millisecond at most, then the other peers' turn comes."""
 _LARGEST_BYTES = 1 << 40
@@ -93,7 +82,8 @@ class Exchange:
         self.waits_for[rank] -= 1
 
 
-Receive = tuple[memoryview, Exchange]
+Receive = tuple[memoryview, Exchange, int]
+"""Where a message goes, what waits for it, and the number of its collective."""
 
 
 @dataclass(eq=False, slots=True)
@@ -104,6 +94,7 @@ class _Outgoing:
     left: memoryview
     size_bytes: int
     exchange: Exchange
+    operation: int
 
 
 Listener = Callable[[int, bytearray], None]
@@ -118,6 +109,7 @@ class _Incoming:
     """A message that is arriving: where it goes, how much has come, which exchange waits for it."""
 
     target: memoryview
+    operation: int
     exchange: Exchange | None
     """None if no receive was posted when the message began to arrive."""
     num_bytes: int = 0
@@ -140,49 +132,14 @@ class _Spares:
         self._held.append(buffer)
 
 
-class _Pace:
-    """Measures the link's rate, and from it how many bytes to hand to the kernel ahead of time.
-
-    Too few leave the link idle while the hub pauses; too many delay urgent messages.
-    """
-
-    def __init__(self, num_peers: int, pause_s: float, piece_bytes: int) -> None:
-        self.piece_bytes = self._least_piece_bytes = piece_bytes
-        self.patient_bytes = _PIECE_BYTES
-        """Patient messages are sent only while at most this much is on its way to the peer."""
-        self.unsent_bytes = _UNSENT_BYTES
-        """How much the kernel buffers for a peer beyond what is on its way, to bridge pauses."""
-        self._num_peers = num_peers
-        self._pause_s = pause_s
-        self._rates: deque[float] = deque(maxlen=16)
-        self._num_bytes = 0
-        self._since_s = time.monotonic()
-
-    def count(self, num_bytes: int) -> None:
-        """Count bytes that have arrived."""
-        self._num_bytes += num_bytes
-        now = time.monotonic()
-        if now - self._since_s > _WINDOW_S:
-            self._learn(self._num_bytes / (now - self._since_s))
-            self._num_bytes, self._since_s = 0, now
-
-    def _learn(self, rate_bytes_per_s: float) -> None:
-        self._rates.append(rate_bytes_per_s)
-        each = max(self._rates) / self._num_peers
-        self.patient_bytes = _between(_LEAST_PATIENT_BYTES, each * _PATIENT_S, _MOST_BYTES)
-        self.unsent_bytes = _between(_UNSENT_BYTES, 2 * each * self._pause_s, 4 * _MOST_BYTES)
-        self.piece_bytes = _between(self._least_piece_bytes, each * self._pause_s, _MOST_BYTES)
-
-
-def _between(least: int, wanted: float, most: int) -> int:
-    return min(max(least, int(wanted)), most)
-
-
 class _Peer:
     """The connection with one rank."""
 
-    def __init__(self, rank: int, sock: socket.socket, hub: Hub, pace: _Pace) -> None:
+    def __init__(
+        self, rank: int, sock: socket.socket, hub: Hub, pace: Pace, control: Control
+    ) -> None:
         self.rank = rank
+        self._control = control
         self._pace = pace
         self.failure: str | None = None
         self._hub = hub
@@ -201,7 +158,7 @@ class _Peer:
         self._is_waiting = False
         self._num_queued = array("i", [0])
         self._posted: dict[Conversation, deque[Receive]] = defaultdict(deque)
-        self._unexpected: dict[Conversation, deque[bytearray]] = defaultdict(deque)
+        self._unexpected: dict[Conversation, deque[tuple[bytearray, int]]] = defaultdict(deque)
         self._spares = _Spares()
         self._listeners: dict[Conversation, Listener] = {}
         self._forgotten: set[int] = set()
@@ -214,46 +171,55 @@ class _Peer:
         hub.watch(sock.fileno(), select.EPOLLIN, self._on_event)
 
     def send(
-        self, conversation: Conversation, message: memoryview, exchange: Exchange, urgency: int
+        self,
+        conversation: Conversation,
+        message: memoryview,
+        exchange: Exchange,
+        urgency: int,
+        operation: int,
     ) -> None:
         self._num_sent += 1
-        outgoing = _Outgoing(conversation, message, len(message), exchange)
+        outgoing = _Outgoing(conversation, message, len(message), exchange, operation)
         heapq.heappush(self._outgoing, (urgency, self._num_sent, outgoing))
         if not self._is_blocked and self.failure is None:
             self._write()
 
-    def post(self, conversation: Conversation, target: memoryview, exchange: Exchange) -> None:
-        """Receive the conversation's next message into `target`."""
+    def post(self, conversation: Conversation, receive: Receive) -> None:
+        """Receive the conversation's next message."""
         unexpected = self._unexpected[conversation]
         if not unexpected:
-            self._posted[conversation].append((target, exchange))
+            self._posted[conversation].append(receive)
             return
-        self._deliver(unexpected.popleft(), (target, exchange))
+        self._deliver(*unexpected.popleft(), receive)
 
     def listen(self, conversation: Conversation, listener: Listener) -> None:
         """Hand every message of a conversation to a listener, also those already received."""
         self._listeners[conversation] = listener
         unexpected = self._unexpected[conversation]
         while unexpected:
-            self._hand_to(listener, unexpected.popleft())
+            self._hand_to(listener, unexpected.popleft()[0])
 
     def _hand_to(self, listener: Listener, message: bytearray) -> None:
         listener(self.rank, message)
         self._spares.give(message)
 
-    def _deliver(self, message: bytearray, receive: Receive) -> None:
+    def _deliver(self, message: bytearray, operation: int, receive: Receive) -> None:
         """Copy a message that came before its receive to the receive's target."""
-        target, exchange = receive
-        self._check_length(len(message), target)
+        target, exchange, _ = receive
+        self._check(len(message), operation, receive)
         target[:] = message
         self._spares.give(message)
         exchange.arrived(self.rank)
 
-    def _check_length(self, found: int, target: memoryview) -> None:
-        if found != len(target):
+    def _check(self, num_bytes: int, operation: int, receive: Receive) -> None:
+        """Raise if a message is not the one that this rank waits for."""
+        target, _, expected = receive
+        if operation != expected:
+            raise refuse_mismatch(self._control, expected, self.rank, operation)
+        if num_bytes != len(target):
             raise CommError(
-                f"rank {self.rank} sent {found} bytes where {len(target)} were expected: do all "
-                "ranks run the same program with the same versions?"
+                f"rank {self.rank} sent {num_bytes} bytes where {len(target)} were expected: do "
+                "all ranks run the same program with the same versions?"
             )
 
     def _on_event(self, events: int) -> None:
@@ -322,7 +288,9 @@ class _Peer:
         self._turn = urgency, _, message = heapq.heappop(self._outgoing)
         size = self._pace.patient_bytes if urgency >= PATIENT else self._pace.piece_bytes
         piece, message.left = message.left[:size], message.left[size:]
-        header = _HEADER.pack(*message.conversation, len(piece), message.size_bytes)
+        header = _HEADER.pack(
+            *message.conversation, message.operation, len(piece), message.size_bytes
+        )
         self._piece = [memoryview(header), piece]
         self._piece_bytes = len(header) + len(piece)
 
@@ -365,11 +333,11 @@ class _Peer:
     def _end_part(self) -> None:
         """Take in a header or piece that is complete, and set where the next bytes go."""
         if self._conversation is None:
-            group, channel, num_bytes, size_bytes = _HEADER.unpack(self._header)
+            group, channel, operation, num_bytes, size_bytes = _HEADER.unpack(self._header)
             self._conversation = (group, channel)
             incoming = self._incoming.get(self._conversation)
             if incoming is None:
-                incoming = self._begin_message(self._conversation, size_bytes)
+                incoming = self._begin_message(self._conversation, operation, size_bytes)
             first, last = incoming.num_bytes, incoming.num_bytes + num_bytes
             if not num_bytes or last > size_bytes or size_bytes != len(incoming.target):
                 raise CommError(f"rank {self.rank} sent a piece of no message: not one of ours")
@@ -385,23 +353,27 @@ class _Peer:
                 incoming.exchange.arrived(self.rank)
             else:
                 message: Any = incoming.target.obj
-                self._keep_unexpected(conversation, message)
+                self._keep_unexpected(conversation, message, incoming.operation)
 
-    def _begin_message(self, conversation: Conversation, size_bytes: int) -> _Incoming:
+    def _begin_message(
+        self, conversation: Conversation, operation: int, size_bytes: int
+    ) -> _Incoming:
         """Return where to put a message whose first piece has arrived."""
         if size_bytes > _LARGEST_BYTES:
             raise CommError(f"rank {self.rank} announced {size_bytes} bytes: not one of ours")
         posted = self._posted[conversation]
         if posted:
-            target, exchange = posted.popleft()
-            self._check_length(size_bytes, target)
-            incoming = _Incoming(target, exchange)
+            receive = posted.popleft()
+            self._check(size_bytes, operation, receive)
+            incoming = _Incoming(receive[0], operation, receive[1])
         else:
-            incoming = _Incoming(memoryview(self._spares.take(size_bytes)), None)
+            incoming = _Incoming(memoryview(self._spares.take(size_bytes)), operation, None)
         self._incoming[conversation] = incoming
         return incoming
 
-    def _keep_unexpected(self, conversation: Conversation, message: bytearray) -> None:
+    def _keep_unexpected(
+        self, conversation: Conversation, message: bytearray, operation: int
+    ) -> None:
         listener = self._listeners.get(conversation)
         posted = self._posted[conversation]
         if conversation[0] in self._forgotten:
@@ -410,9 +382,9 @@ class _Peer:
             self._hand_to(listener, message)
         elif posted:
             # The receive was posted while the message arrived.
-            self._deliver(message, posted.popleft())
+            self._deliver(message, operation, posted.popleft())
         else:
-            self._unexpected[conversation].append(message)
+            self._unexpected[conversation].append((message, operation))
 
     def forget(self, group: int) -> None:
         """Drop messages of a group that is closed on this rank, also those still to come."""
@@ -460,12 +432,12 @@ class Streams:
         return Streams(self._control, self._hub, peers, self._numbers, group)
 
     def prepare(
-        self, sends: Sequence[Addressed], receives: Sequence[Addressed]
+        self, sends: Sequence[Addressed], receives: Sequence[Addressed], about: int
     ) -> Callable[[str], None]:
         """Return a function that sends and receives everything at once and waits for all of it."""
         outgoing = [(self._peers[rank], bytes_of(tensor)) for rank, tensor in sends]
         incoming = [(self._peers[rank], bytes_of(tensor)) for rank, tensor in receives]
-        return lambda what: self._exchange(outgoing, incoming, what)
+        return lambda what: self._exchange(outgoing, incoming, what, KIND[what] | about)
 
     def window(
         self,
@@ -496,14 +468,15 @@ class Streams:
 
     def _send(self, rank: int, channel: int, message: memoryview) -> Exchange:
         exchange = Exchange(1)
-        self._peers[rank].send((self._group, channel), message, exchange, 0)
+        self._peers[rank].send((self._group, channel), message, exchange, 0, KIND["message"])
         return exchange
 
     def receive(self, rank: int, channel: int, tensor: torch.Tensor) -> Exchange:
         """Begin to receive the next message on a channel into a tensor."""
         exchange = Exchange(1)
         exchange.waits_for[rank] += 1
-        self._peers[rank].post((self._group, channel), bytes_of(tensor), exchange)
+        receive = (bytes_of(tensor), exchange, KIND["message"])
+        self._peers[rank].post((self._group, channel), receive)
         return exchange
 
     def _exchange(
@@ -511,6 +484,7 @@ class Streams:
         sends: Sequence[tuple[_Peer, memoryview]],
         receives: Sequence[tuple[_Peer, memoryview]],
         what: str,
+        operation: int,
     ) -> None:
         conversation = (self._group, self._hub.channel)
         exchange = Exchange(len(sends) + len(receives))
@@ -518,9 +492,9 @@ class Streams:
         for peer, target in receives:
             exchange.waits_for[peer.rank] += 1
             num_bytes += len(target)
-            peer.post(conversation, target, exchange)
+            peer.post(conversation, (target, exchange, operation))
         for peer, message in sends:
-            peer.send(conversation, message, exchange, self._hub.urgency)
+            peer.send(conversation, message, exchange, self._hub.urgency, operation)
         is_bulky = num_bytes > _BULKY_BYTES
         self._hub.num_bulky += is_bulky
         try:
@@ -584,6 +558,6 @@ def connect_streams(
     # that a system call still moves enough. Decision 7's figures are for 4 machines: 3 peers.
     scale = max(1.0, len(sockets) / 3)
     hub.pause_s *= scale
-    pace = _Pace(len(sockets), hub.pause_s, int(scale * _PIECE_BYTES))
-    peers = {rank: _Peer(rank, sock, hub, pace) for rank, sock in sockets.items()}
+    pace = Pace(len(sockets), hub.pause_s, int(scale * PIECE_BYTES))
+    peers = {rank: _Peer(rank, sock, hub, pace, control) for rank, sock in sockets.items()}
     return Streams(control, hub, peers)

@@ -19,7 +19,14 @@ import torch
 
 from syncline.cluster import Cluster
 from syncline.comm.alone import Alone
-from syncline.comm.base import Communicator, Memory, Partials, Strips, check_owner
+from syncline.comm.base import (
+    Communicator,
+    Memory,
+    Partials,
+    Strips,
+    check_owner,
+    each_element_once,
+)
 from syncline.comm.cost import Phase
 from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.shape import Machines, by_machine, choose, kind_of
@@ -214,9 +221,10 @@ class VirtualComm:
                 if position != root:
                     target.copy_(brought[root])
 
-        charge = self._group.charge_broadcast(tensor.numel(), tensor.itemsize, root)
         # Detach now: when it is copied, the tensor may refer to another rank's memory.
-        self._collect(charge, tensor.detach(), copy)
+        tensor = each_element_once(tensor.detach())
+        charge = self._group.charge_broadcast(tensor.numel(), tensor.itemsize, root)
+        self._collect(charge, tensor, copy)
 
     def barrier(self) -> None:
         self._collect(self._group.charge_barrier(), None, lambda brought: None)

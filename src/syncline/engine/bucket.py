@@ -6,7 +6,8 @@ parameters or at whole blocks from a parameter's start: a block is updated, and 
 the same instructions on any owner. `layout.py` decides where parameters lie.
 
 A bucket has two memories: what forward and backward read (`in_use`), and what ranks exchange
-(`parameters`). In most cases they coincide.
+(`parameters`). In most cases they coincide. They differ for early updates, for private parameters,
+which the user may change, and after a load, until the next step.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from syncline.comm.base import Communicator, Partials, Strips
+from syncline.comm.base import Communicator, Memory, Partials, Strips
 from syncline.comm.hub import ALONE
 from syncline.comm.tree import LeafPlan
 from syncline.contract import Family, ParamGroups, UpdateSettings
@@ -45,6 +46,8 @@ class Slot:
     is_taken: bool = False
     has_gradient: bool = False
     """Whether any shard of this step delivered a gradient."""
+    place: tuple[int, tuple[int, ...]] | None = None
+    """Address and strides that the engine gave the parameter; None until buckets are built."""
 
     num_elements: int = field(init=False)
 
@@ -113,9 +116,13 @@ class Bucket:
     comm: Communicator = field(init=False)
     """The ranks that hold these parameters and add up their gradients."""
     in_use: Strips = field(init=False)
-    """The memory that forward and backward read: `parameters`, unless updates are taken early."""
+    """The memory that forward and backward read."""
     has_copy: bool = False
     """Whether `in_use` is not the same memory as `parameters`."""
+    is_private: bool = False
+    """Whether the copy is for good, and the user may change it."""
+    is_loaded: bool = False
+    """Whether the copy was made for a load. It is given back after the next step."""
     gather_channel: int = field(init=False)
     optimizer: StripOptimizer = field(init=False)
     ends_lending: bool = field(init=False)
@@ -162,6 +169,24 @@ class Bucket:
         low, high = self.parameters.cuts[self.comm.position : self.comm.position + 2]
         return low, high
 
+    def copy_for_user(self) -> None:
+        """Give forward and backward memory that no other rank maps, with values of its own."""
+        values = self.parameters.memory.mine
+        self.in_use = Strips(Memory(torch.empty_like(values).copy_(values)), self.parameters.cuts)
+        self.has_copy = True
+
+    def adopt(self) -> None:
+        """Let the next update begin with the values in use, which were changed outside it."""
+        low, high = self.owned
+        self.parameters.memory.mine[low:high].copy_(self.in_use.memory.mine[low:high])
+
+    def give_back(self) -> None:
+        """Let forward and backward read `parameters` again, without a copy."""
+        self.in_use = self.parameters
+        self.has_copy = self.is_loaded = False
+        for slot in self.slots:
+            point_to(self.parameters.memory.mine, slot)
+
     @property
     def summed(self) -> torch.Tensor:
         """The gradient that the optimizer reads, laid out like the bucket; valid where `owned`."""
@@ -195,6 +220,13 @@ def view_of(flat: torch.Tensor, slot: Slot) -> torch.Tensor:
     like = slot.parameter
     stride = like.stride() if is_dense(like) else torch.empty(like.shape, device="meta").stride()
     return torch.as_strided(flat, like.shape, stride, flat.storage_offset() + slot.offset)
+
+
+def point_to(flat: torch.Tensor, slot: Slot) -> None:
+    """Let a parameter use its part of flat memory."""
+    view = view_of(flat, slot)
+    slot.parameter.data = view
+    slot.place = (view.data_ptr(), view.stride())
 
 
 def add_gradient(slot: Slot, plan: LeafPlan, gradient: torch.Tensor | None, scale: float) -> None:

@@ -8,13 +8,15 @@ With one shard this is what a plain loop does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from syncline.comm.base import Communicator, Partials, allocate_sums
+from syncline.comm.base import Communicator, Partials, allocate_sums, each_element_once
 from syncline.comm.tree import LeafPlan, Spread
+from syncline.errors import UsageError
 
 _STATISTICS = ("running_mean", "running_var")
 
@@ -34,18 +36,62 @@ def load_flat_buffers(model: nn.Module, flat: torch.Tensor) -> None:
             at += buffer.numel()
 
 
+_NOTHING = torch.empty(0)
+"""Stands for a buffer that is None now."""
+
+
+class Home(NamedTuple):
+    """Where a module keeps a buffer. Forward may put another tensor there."""
+
+    holder: dict[str, torch.Tensor | None]
+    name: str
+    full_name: str
+
+    @property
+    def key(self) -> tuple[int, str]:
+        return id(self.holder), self.name
+
+    def value(self) -> torch.Tensor:
+        found = self.holder.get(self.name)
+        return _NOTHING if found is None else found
+
+    def set(self, value: torch.Tensor) -> None:
+        """Copy a value into the buffer; if that has another shape or type, put a new one there."""
+        found = self.holder.get(self.name)
+        if value is _NOTHING:
+            self.holder[self.name] = None
+        elif found is None or found.shape != value.shape or found.dtype != value.dtype:
+            self.holder[self.name] = value.clone()
+        else:
+            once = each_element_once(found)
+            once.copy_(value[tuple(slice(length) for length in once.shape)])
+
+
+def find_homes(model: nn.Module) -> tuple[list[Home], list[Home], list[Home]]:
+    """Return where norm layers keep statistics and counters of batches, and all other buffers."""
+    statistics: dict[int, Home] = {}
+    counters: dict[int, Home] = {}
+    others: dict[int, Home] = {}
+    for prefix, module in model.named_modules():
+        is_norm = isinstance(module, _NormBase)
+        for name, buffer in module._buffers.items():
+            if buffer is None:
+                continue
+            kind = others
+            if is_norm and name == "num_batches_tracked":
+                kind = counters
+            elif is_norm and name in _STATISTICS and buffer.is_floating_point():
+                kind = statistics
+            full_name = f"{prefix}.{name}" if prefix else name
+            kind.setdefault(id(buffer), Home(module._buffers, name, full_name))
+    alone = [home for key, home in others.items() if key not in statistics | counters]
+    return list(statistics.values()), list(counters.values()), alone
+
+
 def find_statistics(model: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the running statistics of a model's norm layers, and their counters of batches."""
-    statistics: dict[int, torch.Tensor] = {}
-    counters: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        if isinstance(module, _NormBase):
-            for name, buffer in module.named_buffers(recurse=False):
-                if name == "num_batches_tracked":
-                    counters[id(buffer)] = buffer
-                elif name in _STATISTICS and buffer.is_floating_point():
-                    statistics[id(buffer)] = buffer
-    return list(statistics.values()), list(counters.values())
+    statistics, counters, _ = find_homes(model)
+    return [home.value() for home in statistics], [home.value() for home in counters]
 
 
 class Buffers:
@@ -53,38 +99,122 @@ class Buffers:
 
     def __init__(self, model: nn.Module, comm: Communicator, spread: Spread) -> None:
         """`comm` and `spread` are those of the ranks that take each step together."""
-        self.statistics: Partials | None = None
-        self._norms, self._counters = find_statistics(model)
-        known = {id(buffer) for buffer in (*self._norms, *self._counters)}
-        self.others = [buffer for buffer in model.buffers() if id(buffer) not in known]
-        self._lay_out(comm, spread)
-        self._small = [*self._counters, *self.others]
+        self._model = model
+        self._norms: list[Home] = []
+        self._counter_homes: list[Home] = []
+        self._other_homes: list[Home] = []
         self._start_small: list[torch.Tensor] = []
+        self._seen: list[tuple[torch.Tensor, int]] = []
+        """The other buffers at the start of the step, and their versions."""
+        self._seen_norms: list[tuple[torch.Tensor, int]] = []
+        self._places: list[int] = []
         self._after_shard_0: list[torch.Tensor] = []
+        self.lay_out(comm, spread)
         self.begin_step()
 
-    def _lay_out(self, comm: Communicator, spread: Spread) -> None:
+    def lay_out(self, comm: Communicator, spread: Spread) -> None:
+        """Find the buffers and put the statistics into new flat memory. Every rank calls it.
+
+        It is called again when the buckets are built: until then a model may be cast. What
+        `begin_step` kept stays.
+        """
+        pairs = zip(self._norms, self._start_norms(), strict=True)
+        started = {home.key: value for home, value in pairs}
+        self._norms, counters, others = find_homes(self._model)
+        self._find_small(counters, others)
+        self.statistics: Partials | None = None
+        self._seen_norms = []
         if not self._norms:
             return
-        dtype = self._norms[0].dtype
-        total = sum(buffer.numel() for buffer in self._norms)
+        buffers = [home.value() for home in self._norms]
+        dtype = buffers[0].dtype
+        if any(buffer.dtype != dtype for buffer in buffers):
+            raise UsageError(
+                "the model's norm layers keep running statistics of different types, which cannot "
+                "be averaged together. Cast them to one type before the first step."
+            )
+        total = sum(buffer.numel() for buffer in buffers)
         self.statistics = allocate_sums(comm, total, dtype, spread, 1.0 / spread.shards)
         self._current = torch.empty(total, dtype=dtype)
         self._start = torch.empty(total, dtype=dtype)
-        offset = 0
-        for buffer in self._norms:
-            view = self._current[offset : offset + buffer.numel()].view(buffer.shape)
+        self._places = []
+        at = 0
+        for home, buffer in zip(self._norms, buffers, strict=True):
+            view = self._current[at : at + buffer.numel()].view(buffer.shape)
             view.copy_(buffer)
             buffer.data = view
-            offset += buffer.numel()
+            self._places.append(view.data_ptr())
+            start = started.get(home.key, view)
+            self._start[at : at + buffer.numel()].view(buffer.shape).copy_(start)
+            at += buffer.numel()
+        self._seen_norms = _seen([home.value() for home in self._norms])
+
+    def _find_small(self, counters: list[Home], others: list[Home]) -> None:
+        """Set the buffers that are not statistics. What `begin_step` kept of them stays."""
+        kept = zip(self._small_homes, self._start_small, strict=True)
+        started = {home.key: value for home, value in kept}
+        seen = {home.key: one for home, one in zip(self._other_homes, self._seen, strict=True)}
+        self._counter_homes, self._other_homes = counters, others
+        small = [(home, _kept(home.value())) for home in self._small_homes]
+        self._start_small = [started.get(home.key, value) for home, value in small]
+        found = [(home, home.value()) for home in others]
+        self._seen = [seen.get(home.key, (value, value._version)) for home, value in found]
+
+    def find_new(self) -> str | None:
+        """Find buffers of layers that were added; return the name of a new statistic, if any."""
+        statistics, counters, others = find_homes(self._model)
+        known = {home.key for home in self._norms}
+        new = [home.full_name for home in statistics if home.key not in known]
+        self._find_small(counters, others)
+        return new[0] if new else None
+
+    def _start_norms(self) -> list[torch.Tensor]:
+        """Return the statistics from which every shard of the step starts."""
+        found, at = [], 0
+        for home in self._norms:
+            shape = home.value().shape
+            found.append(self._start[at : at + shape.numel()].view(shape))
+            at += shape.numel()
+        return found
+
+    def moved(self) -> str | None:
+        """Return the name of a statistic that is no longer where it was put; None if all are."""
+        if [home.value().data_ptr() for home in self._norms] == self._places:
+            return None
+        pairs = zip(self._norms, self._places, strict=True)
+        return next(home.full_name for home, at in pairs if home.value().data_ptr() != at)
+
+    def holds(self, buffer: torch.Tensor | None) -> bool:
+        """Say whether a buffer lies in the statistics' flat memory."""
+        return buffer is not None and buffer.data_ptr() in self._places
+
+    @property
+    def _small_homes(self) -> list[Home]:
+        return [*self._counter_homes, *self._other_homes]
+
+    @property
+    def _small(self) -> list[torch.Tensor]:
+        return [home.value() for home in self._small_homes]
+
+    @property
+    def _counters(self) -> list[torch.Tensor]:
+        return [home.value() for home in self._counter_homes]
+
+    @property
+    def others(self) -> list[torch.Tensor]:
+        """Buffers that are neither statistics nor counters of norm layers."""
+        return [home.value() for home in self._other_homes]
 
     @property
     def has_changed_others(self) -> bool:
         """Say whether forward wrote buffers that are not statistics."""
-        return any(
-            buffer._version != version
-            for buffer, version in zip(self.others, self._versions, strict=True)
-        )
+        return _have_changed(self.others, self._seen)
+
+    @property
+    def has_changed(self) -> bool:
+        """Say whether anything wrote buffers since the start of the step."""
+        norms = [home.value() for home in self._norms]
+        return self.has_changed_others or _have_changed(norms, self._seen_norms)
 
     def counts(self) -> list[float]:
         """Return how many batches each norm layer has seen."""
@@ -92,28 +222,48 @@ class Buffers:
 
     def load_counts(self, told: Sequence[float]) -> None:
         """Set the counters to a computing rank's counts, which are the last of the told numbers."""
-        if self._counters:
-            for counter, count in zip(self._counters, told[-len(self._counters) :], strict=True):
+        counters = self._counters
+        if counters:
+            for counter, count in zip(counters, told[-len(counters) :], strict=True):
                 counter.fill_(int(count))
+
+    def start_values(self) -> dict[str, torch.Tensor]:
+        """Return the buffers from which every shard of the step starts, by name."""
+        homes = [*self._norms, *self._small_homes]
+        values = [*self._start_norms(), *self._start_small]
+        return {home.full_name: value for home, value in zip(homes, values, strict=True)}
 
     def begin_step(self) -> None:
         """Keep the buffers from which every shard of the step starts."""
         if self._norms:
             self._start.copy_(self._current)
-        self._start_small = [buffer.clone() for buffer in self._small]
-        self._versions = [buffer._version for buffer in self.others]
+        self._start_small = [_kept(buffer) for buffer in self._small]
+        self._seen = _seen(self.others)
+        self._seen_norms = _seen([home.value() for home in self._norms])
+
+    def begin_step_of(self, module: nn.Module) -> None:
+        """Keep a module's own buffers, which were loaded: every shard starts from them."""
+        for home, start in zip(self._norms, self._start_norms(), strict=True):
+            if home.holder is module._buffers:
+                start.copy_(home.value())
+        for at, home in enumerate(self._small_homes):
+            if home.holder is module._buffers:
+                self._start_small[at] = _kept(home.value())
+        for at, home in enumerate(self._other_homes):
+            if home.holder is module._buffers:
+                self._seen[at] = (home.value(), home.value()._version)
 
     def begin_shard(self) -> None:
         """Restore the buffers from the start of the step."""
         if self._norms:
             self._current.copy_(self._start)
-        for buffer, start in zip(self._small, self._start_small, strict=True):
-            buffer.copy_(start)
+        for home, start in zip(self._small_homes, self._start_small, strict=True):
+            home.set(start)
 
     def end_shard(self, shard: int, plan: LeafPlan) -> None:
         """Add the shard's statistics to the rank's partial sums."""
         if shard == 0:
-            self._after_shard_0 = [buffer.clone() for buffer in self.others]
+            self._after_shard_0 = [_kept(buffer) for buffer in self.others]
         if self.statistics is None:
             return
         sums = [memory.mine for memory in self.statistics.sums]
@@ -133,10 +283,28 @@ class Buffers:
             self._current.copy_(self.statistics.result)
         if others_changed:
             root = comm.ranks.index(min(comm.ranks))
-            for buffer, value in zip(self.others, self._after_shard_0 or self.others, strict=True):
+            values = self._after_shard_0 or self.others
+            for home, value in zip(self._other_homes, values, strict=True):
                 if comm.position == root:
-                    buffer.copy_(value)
-                comm.broadcast(buffer, root)
+                    home.set(value)
+                comm.broadcast(home.value(), root)
                 yield
         self._after_shard_0 = []
         self.begin_step()
+
+
+def _seen(buffers: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+    return [(buffer, buffer._version) for buffer in buffers]
+
+
+def _have_changed(
+    buffers: Sequence[torch.Tensor], seen: Sequence[tuple[torch.Tensor, int]]
+) -> bool:
+    return any(
+        buffer is not before or buffer._version != version
+        for buffer, (before, version) in zip(buffers, seen, strict=True)
+    )
+
+
+def _kept(buffer: torch.Tensor) -> torch.Tensor:
+    return buffer if buffer is _NOTHING else buffer.clone()

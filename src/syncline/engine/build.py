@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from syncline.comm.base import Communicator, exchange_bytes
 from syncline.comm.control import Control
 from syncline.contract import Plan, Strategy
-from syncline.engine.bucket import Bucket, Slot, spans_of, view_of
+from syncline.engine.bucket import Bucket, Slot, point_to, spans_of, view_of
 from syncline.engine.buffers import flat_buffers
 from syncline.engine.early import EarlyUpdates
 from syncline.engine.first_use import order_of
@@ -37,11 +37,7 @@ def start_from_rank_0(model: nn.Module, comm: Communicator, lane: Lane) -> None:
     root = comm.ranks.index(min(comm.ranks))
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
-            source = tensor.detach()
-            flat = source.contiguous()
-            lane.call(comm.broadcast, flat, root)
-            if flat.data_ptr() != source.data_ptr():
-                source.copy_(flat)
+            lane.call(comm.broadcast, tensor.detach(), root)
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -139,9 +135,7 @@ class LaidOutModel:
             inside_parameters=self.reach is not Reach.PARAMETER,
             backward_s=facts.backward_s,
         )
-        self.buckets = make_buckets(
-            self.layout, plan, share, comm, self.slots, RealTiming.event, private=private
-        )
+        self.buckets = make_buckets(self.layout, plan, share, comm, self.slots, RealTiming.event)
         used = [bucket for bucket in self.buckets if bucket.slots[0].number not in facts.idle]
         early.prepare(used, share.step.comm)
         for bucket in self.buckets:
@@ -153,8 +147,12 @@ class LaidOutModel:
                 bucket.in_use.memory.mine.copy_(memory.mine)
         comm.barrier()
         for bucket in self.buckets:
+            if private and comm.size > 1 and bucket.family.updates == "strips":
+                # Peers read strips of `parameters`; nobody else may read what the user changes.
+                bucket.copy_for_user()
+                bucket.is_private = True
             for slot in bucket.slots:
-                slot.parameter.data = view_of(bucket.in_use.memory.mine, slot)
+                point_to(bucket.in_use.memory.mine, slot)
             mine = (bucket.parameters.memory.mine, bucket.summed)
             bucket.optimizer = self.optimizer_of(bucket, *mine, *bucket.owned)
 

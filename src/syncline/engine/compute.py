@@ -20,6 +20,7 @@ from syncline.comm.control import Control
 from syncline.contract import ParamGroups, Strategy
 from syncline.engine.bucket import Bucket, Slot
 from syncline.engine.buffers import Buffers
+from syncline.engine.changes import ChangesOutside
 from syncline.engine.clip import Norm
 from syncline.engine.early import EarlyUpdates
 from syncline.engine.flags import Flags, encode
@@ -28,7 +29,7 @@ from syncline.engine.lane import Lane
 from syncline.engine.memory import open_shard
 from syncline.engine.optimizer import idle_copy, snapshot
 from syncline.engine.parameters import Guarded, become, raw_grad
-from syncline.engine.refusals import ChangesOutside, refuse_incomplete_step, refuse_steps_of_server
+from syncline.engine.refusals import refuse_incomplete_step, refuse_steps_of_server
 from syncline.engine.share import Share
 from syncline.engine.steps import Steps
 from syncline.engine.told_settings import told_to_servers
@@ -58,6 +59,8 @@ class ComputeLane:
         self.step_number = 0
         self.check: Callable[[], None] | None = None
         """Called before every step; it raises if the step must be refused."""
+        self.before_flags: Callable[[int], None] | None = None
+        """Called with the step's number when its gradients are complete."""
         self._optimizer = optimizer
         self._idle_optimizer = idle_copy(optimizer)
         self._slots = slots
@@ -142,6 +145,8 @@ class ComputeLane:
                 self._close_backward()
                 flags = self._new_flags(settings)
                 self._built.exchange_inline(self.step_number, flags, settings)
+                if self._outside.has_changed:
+                    self.waiting.give_back_loaded()
             self._begin_next_step()
         self._outside.raise_versions()
         return (self._idle_optimizer,), instead
@@ -171,10 +176,13 @@ class ComputeLane:
         return self._early.settings(self._optimizer)
 
     def _new_flags(self, settings: ParamGroups) -> list[float]:
+        if self.before_flags is not None:
+            self.before_flags(self.step_number)
         return encode(
             [slot.has_gradient for slot in self._slots],
             has_changed_buffers=self._buffers.has_changed_others,
             is_early_invalid=self._early.invalid_because is not None,
+            has_changed_parameters=self._outside.tell(),
             step_s=self._early.step_s(),
             losses=self.gradients.losses,
             settings=self._told_to_servers(settings) if self._share.is_served else (),

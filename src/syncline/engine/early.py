@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from syncline.comm.base import Communicator, Strips
 from syncline.comm.hub import NUM_CHANNELS
 from syncline.contract import ParamGroups, Plan
-from syncline.engine.bucket import Bucket, view_of
+from syncline.engine.bucket import Bucket
 from syncline.engine.optimizer import leaves_gradients, snapshot
 
 log = logging.getLogger("syncline")
@@ -102,13 +102,6 @@ class EarlyUpdates:
     def takes(self, bucket: Bucket) -> bool:
         return self._is_wanted and self.why_not is None and bucket.has_copy
 
-    def give_back(self, bucket: Bucket) -> None:
-        """Let forward and backward read `bucket.parameters` again, without a copy."""
-        bucket.in_use = bucket.parameters
-        bucket.has_copy = False
-        for slot in bucket.slots:
-            slot.parameter.data = view_of(bucket.parameters.memory.mine, slot)
-
     def step_s(self) -> float:
         """Return the time since the last call, on entering `step()`."""
         before, self._entered_s = self._entered_s, self._now()
@@ -158,7 +151,7 @@ class EarlyUpdates:
     def stop(self, reason: str) -> None:
         """Take no more updates early: the next step is likely to be invalid for the same reason.
 
-        From here on `give_back` may run on the compute lane, when it next waits for a bucket.
+        From here on the compute lane gives copies back, when it next waits for a bucket.
         """
         if self.why_not is None:
             self.why_not = reason

@@ -9,7 +9,7 @@ import torch
 
 from syncline.comm.base import Communicator, Partials, small_sum
 
-_NUM_EXTRA = 3
+_NUM_EXTRA = 4
 """How many numbers lie between those of the parameters and the losses: see `encode`."""
 
 
@@ -21,6 +21,8 @@ class Told(NamedTuple):
     has_changed_buffers: bool
     is_early_invalid: bool
     """Whether some rank must undo the updates that were taken early."""
+    has_changed_parameters: bool
+    """Whether some rank's parameters were changed outside the optimizer: loaded, or in place."""
     step_s: float
     """The time since the last step was entered, summed over ranks."""
     settings: list[float]
@@ -36,6 +38,7 @@ def encode(
     step_s: float,
     losses: Sequence[float],
     settings: Sequence[float] = (),
+    has_changed_parameters: bool = False,
 ) -> list[float]:
     """Return one rank's numbers in the order of the sum.
 
@@ -46,6 +49,7 @@ def encode(
         *map(float, has_gradient),
         float(has_changed_buffers),
         float(is_early_invalid),
+        float(has_changed_parameters),
         step_s,
         *losses,
         *settings,
@@ -76,10 +80,12 @@ class Flags:
     def read(self) -> Told:
         """Return what all ranks told, after the sum."""
         found = self.partials.result.tolist()
-        *has_gradient, has_changed, spoilt, step_s = found[: self._num_parameters + _NUM_EXTRA]
+        *has_gradient, has_changed, spoilt, is_outside, step_s = found[
+            : self._num_parameters + _NUM_EXTRA
+        ]
         without = frozenset(number for number, has in enumerate(has_gradient) if not has)
         settings = found[-self._num_settings :] if self._num_settings else []
-        return Told(without, has_changed > 0, spoilt > 0, step_s, settings)
+        return Told(without, has_changed > 0, spoilt > 0, is_outside > 0, step_s, settings)
 
     @property
     def losses(self) -> list[float]:

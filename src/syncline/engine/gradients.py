@@ -107,12 +107,25 @@ class Gradients:
     def begin_shard(self, shard: int, rank: int) -> None:
         """Begin a shard: the next forward and backward belong to it."""
         if shard == self.shard and shard in self.mine and not self.is_closed:
+            if shard == self.mine[0] and len(self.mine) > 1:
+                self._keep_start()
             return
         check_shard_order(shard, self.mine, self.shard, rank)
         with torch.no_grad():
             self.close_shard()
             self.open_shard(shard)
             self._buffers.begin_shard()
+
+    def _keep_start(self) -> None:
+        """Let every shard of the step start from buffers that the user has changed since the last.
+
+        Only the first shard would do so by itself.
+        """
+        if self.buckets and self.buckets[0].is_in_flight:
+            self._wait(self.buckets[0])  # then the last step has set the buffers
+        if self._buffers.has_changed and not any(slot.fired for slot in self.slots):
+            with torch.no_grad():
+                self._buffers.begin_step()
 
     def close_shard(self) -> None:
         """Take this shard's gradients that are still in `.grad`."""

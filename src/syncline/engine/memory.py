@@ -29,8 +29,6 @@ def make_buckets(
     comm: Communicator,
     slots: Sequence[Slot],
     event: Callable[[], Event],
-    *,
-    private: bool = False,
 ) -> list[Bucket]:
     """Return the buckets with newly allocated memory. Every rank of the world calls it.
 
@@ -42,7 +40,7 @@ def make_buckets(
         family, part = plan.families[place.family], share.families[place.family]
         mine = slots_at(place, slots)
         size = (place.num_elements, mine[0].parameter.dtype)
-        is_private = private or family.memory == "private"
+        is_private = family.memory == "private"
         is_each_alone = all(len(group) == 1 for group in family.groups)
         allocate = comm.allocate if is_each_alone else part.comm.allocate
         memory = allocate(*size) if is_private else part.comm.allocate_common(*size)

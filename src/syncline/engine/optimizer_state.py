@@ -65,6 +65,13 @@ class OptimizerState:
         self._settle("optimizer state was asked for between backward and step()")
         return self._lane.call(self._gather, is_wanted)
 
+    def give_back(self) -> None:
+        """Put the whole state into the user's optimizer. Every rank calls it."""
+        whole = self.gather(is_wanted=True)
+        for slot in self._slots:
+            if slot.name in whole:
+                self._optimizer.state[slot.parameter] = whole[slot.name]
+
     def _load(self, state: State) -> None:
         # On the lane, where a server also updates: no update may come in between.
         for bucket in self._buckets:

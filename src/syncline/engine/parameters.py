@@ -10,6 +10,9 @@ The class of a parameter changes in place:
   tied weights, `.data`, `state_dict()`).
 
 At other times it is a plain `torch.nn.Parameter`, at full speed.
+
+In these classes `.data` shares the parameter's version counter, so that a change through it is
+noticed as any other change in place.
 """
 
 from __future__ import annotations
@@ -100,7 +103,22 @@ _SET = (
 )
 
 
-class GradientTaken(Parameter):
+_DATA: Any = torch.Tensor.data
+
+
+class Watched(Parameter):
+    """A parameter whose `.data` cannot be changed in place unnoticed."""
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        _DATA.__set__(self, value)
+
+
+class GradientTaken(Watched):
     """A parameter whose gradient has been taken for the next step."""
 
     @property
@@ -115,7 +133,7 @@ class GradientTaken(Parameter):
         return _plain_copy(self, memo)
 
 
-class Guarded(Parameter):
+class Guarded(Watched):
     """A parameter whose gradient stays in `.grad`, which must not be read, until `step()`."""
 
     @property
@@ -133,7 +151,7 @@ class Guarded(Parameter):
         return _plain_copy(self, memo)
 
 
-class InFlight(Parameter):
+class InFlight(Watched):
     """A parameter whose new value may not have arrived yet."""
 
     @classmethod

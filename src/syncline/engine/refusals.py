@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -13,8 +13,35 @@ from torch.optim import Optimizer
 from syncline.comm.base import Communicator
 from syncline.contract import Plan
 from syncline.engine.bucket import Slot
-from syncline.engine.parameters import version_of
 from syncline.errors import UsageError
+
+
+class Holder(Protocol):
+    """What holds parameters and their optimizer: a replica."""
+
+    slots: list[Slot]
+    optimizer: Optimizer
+
+
+def refuse_claimed(slots: Sequence[Slot], optimizer: Optimizer, others: Iterable[Holder]) -> None:
+    """Refuse a model or an optimizer that was given to `distribute` already."""
+    mine = {id(slot.parameter): slot.name for slot in slots}
+    for other in others:
+        shared = [mine[id(one.parameter)] for one in other.slots if id(one.parameter) in mine]
+        if shared or other.optimizer is optimizer:
+            what = f"parameter {shared[0]} was" if shared else "this optimizer was"
+            raise UsageError(
+                f"{what} given to distribute() already. Call it once for each model and its "
+                "optimizer; to distribute anew, call replica.detach() on every rank first."
+            )
+
+
+def refuse_detached() -> UsageError:
+    """Return the error for a loader whose replica was detached."""
+    return UsageError(
+        "this loader was made for a model that was detached since. Make it anew after "
+        "distribute(): syncline.shards(loader)."
+    )
 
 
 class Found(NamedTuple):
@@ -67,56 +94,6 @@ def check_gradient(slot: Slot, gradient: torch.Tensor) -> None:
             "gradient, which cannot be sent to other ranks. Compute second derivatives "
             "with torch.autograd.grad and call backward() without it."
         )
-
-
-class ChangesOutside:
-    """Refuses changes of parameters outside the optimizer between two steps."""
-
-    def __init__(self, found: Found, optimizer: Optimizer, *, may_change_parameters: bool) -> None:
-        self._slots = found.slots
-        self._parameters = [slot.parameter for slot in found.slots]
-        self._frozen = found.frozen
-        self._optimizer = optimizer
-        self._num_held = [len(group["params"]) for group in optimizer.param_groups]
-        self.may_change_parameters = may_change_parameters
-        self._versions: list[int] = []
-        self.note()
-
-    def note(self) -> None:
-        """Accept the parameters as they are now."""
-        self._versions = [version_of(parameter) for parameter in self._parameters]
-
-    def raise_versions(self) -> None:
-        """Raise autograd's version counters after a step: the lane and other ranks do not."""
-        torch.autograd.graph.increment_version(self._parameters)
-        self._versions = [version + 1 for version in self._versions]
-
-    def check(self) -> None:
-        """Raise if something has changed since the last step."""
-        versions = [version_of(parameter) for parameter in self._parameters]
-        if versions != self._versions and not self.may_change_parameters:
-            pairs = zip(self._slots, versions, self._versions, strict=True)
-            name = next(slot.name for slot, now, then in pairs if now != then)
-            raise UsageError(
-                f"parameter {name} was changed in place outside the optimizer, but ranks of a "
-                "machine share one copy, and servers hold another: changes would add up, or be "
-                "lost. Change "
-                "parameters before distribute(), load them with load_state_dict(), or use "
-                "distribute(..., private_parameters=True)."
-            )
-        self._versions = versions
-        for parameter in self._frozen:
-            if parameter.requires_grad:
-                raise UsageError(
-                    "a parameter that was frozen at distribute() now needs a gradient, and would "
-                    "be updated on each rank alone. Unfreeze it before distribute()."
-                )
-        held = [len(group["params"]) for group in self._optimizer.param_groups]
-        if held != self._num_held:
-            raise UsageError(
-                "the optimizer got new parameters after distribute(): they would be updated on "
-                "each rank alone. Add parameter groups before distribute()."
-            )
 
 
 def refuse_incomplete_step(plan: Plan, done: int, of: int) -> UsageError:

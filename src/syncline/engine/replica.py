@@ -37,15 +37,13 @@ from syncline.engine.build import (
 )
 from syncline.engine.compute import ComputeLane
 from syncline.engine.early import EarlyUpdates, why_not_early
+from syncline.engine.guards import Guards
 from syncline.engine.lane import Lane
 from syncline.engine.layout import Layout, Wishes, choose
 from syncline.engine.optimizer_state import OptimizerState
 from syncline.engine.parameters import GradientTaken, Guarded, become
 from syncline.engine.recording import hook_moments
-from syncline.engine.refusals import (
-    ChangesOutside,
-    find_parameters,
-)
+from syncline.engine.refusals import find_parameters, refuse_claimed, refuse_detached
 from syncline.engine.share import Share, make_plan, world_of
 from syncline.engine.state import State
 from syncline.engine.steps import Steps
@@ -57,6 +55,8 @@ log = logging.getLogger("syncline")
 
 _driven: weakref.WeakSet[Strategy] = weakref.WeakSet()
 """Strategy objects in use: each keeps the state of one model."""
+_replicas: weakref.WeakSet[Replica] = weakref.WeakSet()
+"""Replicas that are not detached."""
 
 
 class Replica:
@@ -78,6 +78,7 @@ class Replica:
         private_parameters: bool = False,
         early: bool = True,
         total_steps: int | None = None,
+        check_every: int | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -90,10 +91,9 @@ class Replica:
         self._private = private_parameters
         self._recorder: Recorder | None = None
         self._moment_handles: list[Any] = []
-        self._is_loaded = False
-        """Whether parameters were loaded after the first step."""
-
+        self.is_detached = False
         found = find_parameters(model, optimizer, comm, accumulate)
+        refuse_claimed(found.slots, optimizer, _replicas)
         self.slots = found.slots
         sizes = [slot.size() for slot in self.slots]
         self.shards = shards or strategy.settings.num_workers(comm.size)
@@ -116,8 +116,11 @@ class Replica:
         )
         self._early = EarlyUpdates(why_not if early else "early=False")
         self.buffers = Buffers(model, share.step.comm, share.step.spread)
-        may_change = private_parameters or plan.keeps_own
-        self._outside = ChangesOutside(found, optimizer, may_change_parameters=may_change)
+        self._guards = Guards(
+            *(model, found, optimizer, self.buffers, share.step.comm, plan),
+            private=private_parameters,
+            check_every=check_every,
+        )
         self.run = WholeRun(model, share.rank, lane, control, strategy.settings)
         """Gathers the parameters that represent the run; keeps a rank while others need it."""
         self._compute = ComputeLane(
@@ -127,18 +130,17 @@ class Replica:
             share,
             self.buffers,
             self._early,
-            self._outside,
+            self._guards.outside,
             lane,
             control,
             overlap=self.overlap,
             build=self._build_once,
         )
-        settle = self._compute.settle
-        self._state = OptimizerState(optimizer, self.slots, comm.size, lane, settle)
-        self._handles = [*self._hook_model(), *self._state.hook()]
+        self._state = OptimizerState(optimizer, self.slots, comm.size, lane, self._compute.settle)
+        watched = self._guards.watch(self._root, self._compute, self.run, comm.size)
+        self._handles = [*watched, *self._state.hook()]
         self._handles.append(optimizer.register_step_pre_hook(self._compute.before_step))
-        if self.has_own:
-            self._compute.check = self._check_own
+        _replicas.add(self)
 
     # Set-up.
 
@@ -146,12 +148,6 @@ class Replica:
     def _root(self) -> nn.Module:
         """The user's module, also if the model is its compiled form."""
         return getattr(self.model, "_orig_mod", self.model)
-
-    def _hook_model(self) -> Iterator[Any]:
-        root = self._root
-        yield root.register_state_dict_pre_hook(lambda *_: self.synchronize())
-        yield root.register_load_state_dict_pre_hook(lambda *_: self.synchronize())
-        yield root.register_load_state_dict_post_hook(lambda *_: self._after_load())
 
     def _build_once(self) -> None:
         with self.comm.traffic.apart():
@@ -188,6 +184,9 @@ class Replica:
     def _lay_out(self) -> None:
         """Make the buckets and the `Steps` that drives them. Runs on the comm lane."""
         compute, share = self._compute, self._share
+        if not self.plan.keeps_own:
+            self._guards.agreement.compare_first(self.comm)
+        self.buffers.lay_out(share.step.comm, share.step.spread)
         first_use = compute.waiting.first_use.order
         facts = agree_on_facts(self.plan, self.comm, compute.gradients, first_use)
         self._laid_out.lay_out(
@@ -212,6 +211,7 @@ class Replica:
             self.buffers,
             self._early,
             frozenset(facts.idle),
+            self._guards.agreement,
         )
         steps.recorder = self._recorder
         compute.begin(steps, self.buckets)
@@ -274,6 +274,8 @@ class Replica:
 
     def begin_shard(self, shard: int) -> None:
         """Say which shard the next forward and backward belong to; optional for the first."""
+        if self.is_detached:
+            raise refuse_detached()
         self._compute.gradients.begin_shard(shard, self._share.rank)
 
     def tell_loss(self, loss: float) -> None:
@@ -297,18 +299,6 @@ class Replica:
         assert self._compute.steps is None, "the buckets count steps by now"
         self._compute.step_number = number
 
-    def _check_own(self) -> None:
-        """Refuse a step whose model does not hold this rank's own parameters."""
-        if self.run.is_in_model:
-            raise UsageError(
-                "step() came inside whole(), whose values are put away at its end. Call it outside."
-            )
-        if self._is_loaded and self.run.whole is not None and self.comm.size > 1:
-            raise UsageError(
-                "parameters were loaded after the first step, but into this rank's own model only, "
-                "not into what the ranks hold together. Load them before the first step."
-            )
-
     def synchronize(self) -> None:
         """Wait until every parameter and buffer is up to date."""
         self._compute.synchronize()
@@ -327,21 +317,11 @@ class Replica:
 
     # Loading and saving.
 
-    def _after_load(self) -> None:
-        """Accept parameters that `load_state_dict` wrote, with the same values on all ranks."""
-        self._outside.note()
-        self._is_loaded = self._compute.steps is not None and not self.run.is_in_model
-        self._compute.settle("parameters were loaded between backward and step()")
-        self.buffers.begin_step()  # every shard starts from the buffers that were loaded
-        for bucket in self.buckets:
-            if bucket.has_copy:
-                bucket.parameters.memory.mine.copy_(bucket.in_use.memory.mine)
-
     def load_own(self, values: dict[str, torch.Tensor]) -> None:
         """Load this rank's own parameters and buffers, before the first step."""
         load_values(self.model, values)
         self.buffers.begin_step()
-        self._outside.note()
+        self._guards.outside.note()
 
     def load_optimizer_state(self, state: State) -> None:
         """Load the whole state, by parameter name; each rank keeps its strips. No collective."""
@@ -419,8 +399,16 @@ class Replica:
         self.run.check_workers()
 
     def detach(self) -> None:
-        """Remove the hooks; the model keeps its parameters, in its own memory."""
+        """Give model and optimizer back to plain training, each rank with the whole state.
+
+        Every rank calls it. Afterwards the model may be cast, changed and distributed again.
+        """
         self.synchronize()
+        with self.comm.traffic.apart():
+            self._state.give_back()
+        _replicas.discard(self)
+        self.is_detached = True
+        self._guards.release()
         self.recorder = None
         for handle in self._handles:
             handle.remove()

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from syncline.comm.base import Communicator, Partials
 from syncline.comm.hub import PATIENT
 from syncline.contract import ParamGroups, Strategy, UpdateSettings
+from syncline.engine.agreement import Agreement
 from syncline.engine.bucket import Bucket, Event, must_end_lending, send_order
 from syncline.engine.early import EarlyUpdates
 from syncline.engine.flags import Flags
@@ -85,6 +86,7 @@ class Steps:
         buffers: StepBuffers | None,
         early: EarlyUpdates,
         without: frozenset[int],
+        agreement: Agreement | None = None,
     ) -> None:
         """`comm` is the step group's. `without` are the parameters without a gradient so far."""
         self._strategy = strategy
@@ -99,6 +101,9 @@ class Steps:
         self._flags = flags
         self._buffers = buffers
         self._early = early
+        self._agreement = agreement
+        self._must_adopt = False
+        """Whether parameters were changed outside the optimizer before this step, on any rank."""
         self._gathers = all(bucket.family.updates == "strips" for bucket in buckets)
         self._ends_flag_lending = must_end_lending(comm, buckets)
         self._without = without
@@ -258,6 +263,9 @@ class Steps:
     def _act_on_flags(self, invalid_because: str | None) -> None:
         """Act on what all ranks of the step group have told."""
         told = self._flags.read()
+        self._must_adopt = told.has_changed_parameters
+        if self._agreement is not None and (self._must_adopt or self._agreement.is_due):
+            self._agreement.compare(self._buckets)
         self._is_early_invalid = told.is_early_invalid or told.without != self._without
         if self._is_early_invalid:
             others = "another rank had to undo its own"
@@ -277,6 +285,8 @@ class Steps:
             self._lane.until(lambda: bucket.is_reduced and self._entered_step >= number)
         if self._is_early_invalid:
             self._early.undo(bucket)
+        if self._must_adopt and (bucket.is_private or bucket.is_loaded):
+            bucket.adopt()
         if not bucket.is_early:
             if self._told_settings:
                 settings = restore(settings, self._told_settings)

@@ -107,8 +107,15 @@ class Waiting:
         for slot in bucket.slots:
             if type(slot.parameter) is InFlight:
                 become(slot.parameter, Parameter)
-        if bucket.has_copy and self._early.why_not is not None:
-            self._early.give_back(bucket)
+        is_needed = bucket.is_private or (self._early.why_not is None and not bucket.is_loaded)
+        if bucket.has_copy and not is_needed:
+            bucket.give_back()
+
+    def give_back_loaded(self) -> None:
+        """Let forward read the common memory again, after a load and a step without overlap."""
+        for bucket in self._buckets:
+            if bucket.is_loaded:
+                bucket.give_back()
 
     def synchronize(self) -> None:
         """Wait until every parameter and buffer is up to date."""

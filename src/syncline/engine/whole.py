@@ -15,7 +15,7 @@ from torch import nn
 
 from syncline.comm.base import Communicator, mean_over
 from syncline.comm.control import Control
-from syncline.contract import Whole
+from syncline.contract import Whole, WholeValues
 from syncline.engine.bucket import Bucket
 from syncline.engine.buffers import flat_buffers, load_flat_buffers
 from syncline.engine.lane import Lane
@@ -61,12 +61,12 @@ class WholeRun:
         """Gather the values into the model for the block. Every rank calls it at the same step."""
         whole = self.whole
         assert whole is not None
-        found = self._lane.call(lambda: whole.gather(is_wanted=is_wanted))
+        found = self._lane.call(self._gather, whole, is_wanted)
         if found is None:
             yield
             return
         assert not any(bucket.parameters.memory.is_common for bucket in self._buckets)
-        memories = [bucket.parameters.memory.mine for bucket in self._buckets]
+        memories = [bucket.in_use.memory.mine for bucket in self._buckets]
         kept, kept_buffers = [memory.clone() for memory in memories], flat_buffers(self._model)
         self._put(memories, *found)
         was_in_model, self.is_in_model = self.is_in_model, True
@@ -75,6 +75,12 @@ class WholeRun:
         finally:
             self.is_in_model = was_in_model
             self._put(memories, kept, kept_buffers)
+
+    def _gather(self, whole: Whole, is_wanted: bool) -> WholeValues | None:
+        for bucket in self._buckets:
+            if bucket.is_private:
+                bucket.adopt()  # what the user has changed since the last step
+        return whole.gather(is_wanted=is_wanted)
 
     def _put(
         self,
