@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -312,6 +313,54 @@ def _(trial: Trial) -> str:
     body = "syncline.session.current_session().comm.allocate(10**12, __import__('torch').float32)"
     body += " if rank == 0 else syncline.session.current_session().comm.barrier()"
     return start_script(trial, SAY_IT.format(body=body), 2, ["aa" * 16] * 2)
+
+
+OWN_LOOP = """
+import torch
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def backward():
+    model(torch.ones(3, 4)).square().mean().backward()
+def one_step():
+    backward()
+    optimizer.step()
+"""
+
+
+def own_loop(what: str, body: str, settings: str = "") -> None:
+    """Add a case: a loop of one's own, on one rank, that makes a mistake."""
+    start = f"{OWN_LOOP}syncline.distribute(model, optimizer{settings})\n" if settings else OWN_LOOP
+    text = SAY_IT.format(body=textwrap.indent(start + body, "    ").strip())
+    CASES[what] = lambda trial: start_script(trial, text, 1, ["aa" * 16])
+
+
+own_loop("a forgotten zero_grad()", "one_step()\none_step()", ", shards=1")
+own_loop("reading .grad after step()", "one_step()\nprint(model.weight.grad)", ", shards=1")
+own_loop(
+    "torch's own clipping",
+    "backward()\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+    ", shards=1",
+)
+own_loop(
+    "reading parameters in the middle of a step",
+    "replica = syncline.session.current_session().replicas[0]\n"
+    "replica.begin_shard(0)\none_step()\nprint(model.weight)",
+    ", shards=4",
+)
+own_loop(
+    "step() after every second batch, with several shards a rank",
+    "replica = syncline.session.current_session().replicas[0]\n"
+    "replica.begin_shard(0)\nbackward()\nreplica.begin_shard(1)\none_step()",
+    ", shards=4",
+)
+own_loop(
+    "an optimizer that draws random numbers",
+    "class Noisy(torch.optim.SGD):\n"
+    "    def step(self, closure=None):\n"
+    "        for group in self.param_groups:\n"
+    "            for p in group['params']: p.data.add_(torch.randn(p.shape), alpha=0.01)\n"
+    "syncline.distribute(model, Noisy(model.parameters(), lr=0.1))",
+)
 
 
 def disturbed_run(trial: Trial, number: int, *sets: str) -> str:

@@ -45,6 +45,8 @@ class Slot:
     is_taken: bool = False
     has_gradient: bool = False
     """Whether any shard of this step delivered a gradient."""
+    is_zero: bool = False
+    """Whether plain PyTorch would hold zeros in `.grad`, after `zero_grad(set_to_none=False)`."""
 
     num_elements: int = field(init=False)
 

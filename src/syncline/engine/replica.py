@@ -42,13 +42,11 @@ from syncline.engine.layout import Layout, Wishes, choose
 from syncline.engine.optimizer_state import OptimizerState
 from syncline.engine.parameters import GradientTaken, Guarded, become
 from syncline.engine.recording import hook_moments
-from syncline.engine.refusals import (
-    ChangesOutside,
-    find_parameters,
-)
+from syncline.engine.refusals import ChangesOutside, find_parameters
 from syncline.engine.share import Share, make_plan, world_of
 from syncline.engine.state import State
 from syncline.engine.steps import Steps
+from syncline.engine.torch_calls import forget
 from syncline.engine.whole import WholeRun, load_values
 from syncline.errors import UsageError
 from syncline.perf.trace import Recorder
@@ -120,9 +118,10 @@ class Replica:
         self._outside = ChangesOutside(found, optimizer, may_change_parameters=may_change)
         self.run = WholeRun(model, share.rank, lane, control, strategy.settings)
         """Gathers the parameters that represent the run; keeps a rank while others need it."""
-        self._compute = ComputeLane(
+        self._compute = self.loop = ComputeLane(
             model,
             optimizer,
+            strategy,
             self.slots,
             share,
             self.buffers,
@@ -133,8 +132,8 @@ class Replica:
             overlap=self.overlap,
             build=self._build_once,
         )
-        settle = self._compute.settle
-        self._state = OptimizerState(optimizer, self.slots, comm.size, lane, settle)
+        """Also `loop`: what a user's loop asks for, such as clipping."""
+        self._state = OptimizerState(optimizer, self.slots, comm.size, lane, self._compute.settle)
         self._handles = [*self._hook_model(), *self._state.hook()]
         self._handles.append(optimizer.register_step_pre_hook(self._compute.before_step))
         if self.has_own:
@@ -272,9 +271,9 @@ class Replica:
 
     # Shards.
 
-    def begin_shard(self, shard: int) -> None:
-        """Say which shard the next forward and backward belong to; optional for the first."""
-        self._compute.gradients.begin_shard(shard, self._share.rank)
+    def begin_shard(self, shard: int, *, is_flat: bool = False) -> None:
+        """Say which shard the next batch belongs to; `is_flat`: `step()` comes after each batch."""
+        self._compute.gradients.begin_shard(shard, self._share.rank, is_flat=is_flat)
 
     def tell_loss(self, loss: float) -> None:
         """Send this shard's loss with the step's flags: `losses` then has those of all shards."""
@@ -314,16 +313,15 @@ class Replica:
         self._compute.synchronize()
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale the step's gradients so that their global norm is at most `max_norm`.
+        """Scale the step's gradients so that their global norm is at most `max_norm`; return it.
 
-        Returns the norm before scaling. It is summed over fixed blocks in float64, so it is equal
-        for any number of ranks; it may differ from torch's own in the last digits.
+        The norm is summed over fixed blocks: it is equal for any number of ranks.
         """
         return self._compute.clip_grad_norm_(max_norm)
 
     def discard_gradients(self) -> None:
         """Drop this step's gradients. Call it on every rank, or on none."""
-        self._compute.discard_gradients(self.strategy)
+        self._compute.discard_gradients()
 
     # Loading and saving.
 
@@ -375,7 +373,8 @@ class Replica:
             with self.comm.traffic.apart():
                 yield
             return
-        if self._compute.gradients.is_sent or any(slot.is_taken for slot in self.slots):
+        gradients = self._compute.gradients
+        if gradients.num_closed or any(slot.is_taken for slot in self.slots):
             raise UsageError(
                 "whole() came between backward() and step(), when gradients are on their way. "
                 "Call it after step()."
@@ -421,6 +420,7 @@ class Replica:
     def detach(self) -> None:
         """Remove the hooks; the model keeps its parameters, in its own memory."""
         self.synchronize()
+        forget(self._compute)
         self.recorder = None
         for handle in self._handles:
             handle.remove()
