@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -325,6 +326,7 @@ try:
     rank = syncline.init()
     {distribute}
     for step in range(3):
+        optimizer.zero_grad()
         model(torch.ones(2, 8, dtype=model.weight.dtype)).sum().backward()
         if step == 1:
             {between}
@@ -377,6 +379,56 @@ def _(trial: Trial) -> str:
 @case("a collective call that only one rank makes")
 def _(trial: Trial) -> str:
     return own_loop(trial, between="rank == 0 and syncline.clip_grad_norm_(model, 1.0)")
+
+
+LOOP_ALONE = """
+import torch
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def backward():
+    model(torch.ones(3, 4)).square().mean().backward()
+def one_step():
+    backward()
+    optimizer.step()
+"""
+
+
+def loop_alone(what: str, body: str, settings: str = "") -> None:
+    """Add a case: a loop of one's own, on one rank, that makes a mistake."""
+    start = (
+        f"{LOOP_ALONE}syncline.distribute(model, optimizer{settings})\n" if settings else LOOP_ALONE
+    )
+    text = SAY_IT.format(body=textwrap.indent(start + body, "    ").strip())
+    CASES[what] = lambda trial: start_script(trial, text, 1, ["aa" * 16])
+
+
+loop_alone("a forgotten zero_grad()", "one_step()\none_step()", ", shards=1")
+loop_alone("reading .grad after step()", "one_step()\nprint(model.weight.grad)", ", shards=1")
+loop_alone(
+    "torch's own clipping",
+    "backward()\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+    ", shards=1",
+)
+loop_alone(
+    "reading parameters in the middle of a step",
+    "replica = syncline.session.current_session().replicas[0]\n"
+    "replica.begin_shard(0)\none_step()\nprint(model.weight)",
+    ", shards=4",
+)
+loop_alone(
+    "step() after every second batch, with several shards a rank",
+    "replica = syncline.session.current_session().replicas[0]\n"
+    "replica.begin_shard(0)\nbackward()\nreplica.begin_shard(1)\none_step()",
+    ", shards=4",
+)
+loop_alone(
+    "an optimizer that draws random numbers",
+    "class Noisy(torch.optim.SGD):\n"
+    "    def step(self, closure=None):\n"
+    "        for group in self.param_groups:\n"
+    "            for p in group['params']: p.data.add_(torch.randn(p.shape), alpha=0.01)\n"
+    "syncline.distribute(model, Noisy(model.parameters(), lr=0.1))",
+)
 
 
 def disturbed_run(trial: Trial, number: int, *sets: str) -> str:

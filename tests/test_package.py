@@ -179,6 +179,7 @@ def test_public_names_are_pinned():
         "SynclineError",
         "__version__",
         "clip_grad_norm_",
+        "clip_grad_value_",
         "discard_gradients",
         "distribute",
         "init",
@@ -189,6 +190,7 @@ def test_public_names_are_pinned():
         "seed_for",
         "shard",
         "shards",
+        "step_ended",
         "world_size",
     ]
     for name in syncline.__all__:

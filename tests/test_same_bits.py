@@ -93,6 +93,7 @@ def train(
     *,
     per_shard=4,
     clip=None,
+    clip_value=None,
     comm="auto",
     steps=STEPS,
     **settings,
@@ -109,6 +110,8 @@ def train(
             functional.cross_entropy(model(x), y).backward()
         if clip is not None:
             syncline.clip_grad_norm_(model, clip)
+        if clip_value is not None:
+            syncline.clip_grad_value_(model, clip_value)
         chosen.step()
         chosen.zero_grad()
     return digest_of(model.state_dict())
@@ -180,6 +183,13 @@ def test_clipping_is_equal_for_any_number_of_ranks(comm):
     assert reference != hashes(1, shards=4)
     for size in (2, 3, 4):
         assert hashes(size, shards=4, clip=0.5, comm=comm) == reference, size
+
+
+def test_clipping_by_value_is_equal_for_any_number_of_ranks():
+    reference = hashes(1, shards=4, clip_value=0.01)
+    assert reference != hashes(1, shards=4)
+    for size, overlap in ((2, True), (3, False), (4, True)):
+        assert hashes(size, shards=4, clip_value=0.01, overlap=overlap) == reference, size
 
 
 def test_private_parameters_give_the_same_bits():

@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "clip_grad_norm_": "syncline.api",
+    "clip_grad_value_": "syncline.api",
     "discard_gradients": "syncline.api",
     "distribute": "syncline.api",
     "init": "syncline.api",
@@ -26,6 +27,7 @@ _HOMES = {
     "rank": "syncline.api",
     "shard": "syncline.api",
     "shards": "syncline.api",
+    "step_ended": "syncline.api",
     "world_size": "syncline.api",
     "SynclineError": "syncline.errors",
     "seed_for": "syncline.seeds",

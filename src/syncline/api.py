@@ -13,6 +13,7 @@ from syncline.comm.tree import shard_range
 from syncline.config.settings import HUNG_S, SILENT_S
 from syncline.contract import Strategy
 from syncline.engine.replica import Replica
+from syncline.engine.torch_calls import watch
 from syncline.errors import ConfigError, UsageError
 from syncline.loader import FlatLoader, ServingLoader, ShardedLoader, check_one_shard
 from syncline.session import current_session, open_session
@@ -109,13 +110,15 @@ def distribute(
             "know when a loop of your own has ended. Use servers=0, or `syncline train`."
         )
     replica.warn_of_own()
+    watch(replica.loop, model, optimizer)
     session.replicas.append(replica)
     return replica
 
 
 def _replica_of(model: nn.Module) -> Replica:
     for replica in current_session().replicas:
-        if replica.model is model and not replica.is_detached:
+        is_model = model is replica.model or model is getattr(replica.model, "_orig_mod", None)
+        if is_model and not replica.is_detached:
             return replica
     raise UsageError("this model was not given to syncline.distribute()")
 
@@ -161,13 +164,35 @@ def shards(loader: DataLoader[Any], *, seed: int = 0) -> ShardedLoader | Serving
 def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
     """Clip the step's gradients by their global norm, and return that norm.
 
-    Call it between backward and step. The norm is the same for any number of ranks.
+    Call it between backward and step. The norm is the same for any number of ranks. If a rank
+    computes several shards a step, it does nothing before the last of them, and returns the last
+    step's norm (nan in the first step).
     """
     return _replica_of(model).clip_grad_norm_(max_norm)
 
 
+def clip_grad_value_(model: nn.Module, clip_value: float) -> None:
+    """Clamp each element of the step's gradients, summed over all ranks, to +-`clip_value`.
+
+    Call it between backward and step. The result is torch's own, for any number of ranks.
+    """
+    _replica_of(model).loop.clip_grad_value_(clip_value)
+
+
+def step_ended(model: nn.Module) -> bool:
+    """Return whether the last `optimizer.step()` ended a step, and parameters are new.
+
+    It is False if a rank computes several shards a step, and that call ended only a shard. Ask it
+    before what is done once a step: averages of weights, schedules by hand, logs.
+    """
+    return _replica_of(model).loop.step_ended
+
+
 def discard_gradients(model: nn.Module) -> None:
-    """Drop this step's gradients instead of taking the step. Call it on every rank, or on none."""
+    """Drop this step's gradients, and what its forward passes wrote into buffers.
+
+    Call it on every rank, or on none. `zero_grad()` drops gradients too, and leaves buffers alone.
+    """
     _replica_of(model).discard_gradients()
 
 

@@ -32,13 +32,16 @@ from syncline.comm.shared_memory import SharedMemory, is_supported
 from syncline.comm.streams import connect_streams
 from syncline.engine.lane import Lane
 from syncline.engine.replica import Replica
-from syncline.errors import CommError, ConfigError, UsageError
+from syncline.errors import CommError, ConfigError, RankFailed, UsageError
 from syncline.launch.env import World, read_world
 
 log = logging.getLogger("syncline")
 
 MEETING_S = 60.0
 """How long ranks wait for each other at the start: twice the time to load torch from cold disk."""
+ALIKE_S = 0.1
+"""How long a rank that fails waits to hear that a lower rank fails alike. A launcher may end it
+soon after its peers have ended, so it must not wait long before it prints its traceback."""
 KINDS = ("auto", "shared_memory", "network", "torch")
 """`network` is our own TCP streams; `torch` is messages in torch.distributed's process group."""
 _SIOCGIFADDR = 0x8915
@@ -255,7 +258,8 @@ def open_session(kind: str, silent_s: float, hung_s: float, world: World | None 
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         fail_session(error)
-        previous(kind, error, trace)
+        if not _is_told_elsewhere(error):
+            previous(kind, error, trace)
 
     sys.excepthook = note_failure
     return _session
@@ -274,6 +278,24 @@ def fail_session(error: BaseException) -> None:
         control = _session.control
         if control is not None and control.failure is None:
             control.report(error)
+
+
+def _is_told_elsewhere(error: BaseException) -> bool:
+    """Say whether the traceback is of no use: another rank failed first, or fails alike.
+
+    Then one line names that rank.
+    """
+    control = None if _session is None else _session.control
+    if control is None:
+        return False
+    rank = control.place.rank
+    if isinstance(error, RankFailed):
+        if not error.is_logged:
+            print(f"rank {rank}: {error}", file=sys.stderr)
+        return True
+    other = control.verdict(ALIKE_S) if rank > 0 else None
+    alike = " ".join(f"{type(error).__name__}: {error}".split())[:200]  # as reports quote it
+    return other is not None and other.rank < rank and alike in str(other)
 
 
 def close_session() -> None:

@@ -38,6 +38,7 @@ def train_forever(comm="auto", silent_s=20.0, hung_s=600.0, stuck_rank=None, bel
                 os.eventfd_write(bell, 1)
             model(torch.randn(4, 8)).sum().backward()
             optimizer.step()
+            optimizer.zero_grad()
             time.sleep(0.005)
     except syncline.errors.RankFailed as error:
         return [type(error).__name__, error.rank, str(error), time.time()]

@@ -8,7 +8,8 @@ from torch import nn
 
 from syncline.comm.alone import Alone
 from syncline.engine.lane import Lane
-from syncline.engine.optimizer import Reach, find_reach, leaves_gradients
+from syncline.engine.optimizer import Reach
+from syncline.engine.trial import find_reach, leaves_gradients
 from syncline.engine.replica import Replica
 from syncline.errors import UsageError
 from syncline.strategies import Synchronous
@@ -76,6 +77,53 @@ def test_layerwise_optimizers_are_found_out():
 def test_an_optimizer_that_looks_at_everything_is_refused():
     with pytest.raises(UsageError, match="GlobalNorm updates a parameter by looking at others"):
         find_reach(GlobalNorm(P, lr=0.1))
+
+
+class Noisy(torch.optim.SGD):
+    """Langevin dynamics: adds noise to each step."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        for p in self.param_groups[0]["params"]:
+            p.add_(torch.randn_like(p), alpha=0.01)
+
+
+class OwnNoise(torch.optim.SGD):
+    """Draws from a generator of its own."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.generator = torch.Generator().manual_seed(0)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        for p in self.param_groups[0]["params"]:
+            p.add_(torch.randn(p.shape, generator=self.generator), alpha=0.01)
+
+
+class RoundsAtRandom(torch.optim.SGD):
+    """Draws for parameters of 16 bits only."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        for p in self.param_groups[0]["params"]:
+            if p.dtype is torch.bfloat16:
+                p.add_(torch.rand(p.shape), alpha=0.01)
+
+
+def test_an_optimizer_that_draws_random_numbers_is_refused_as_such():
+    before = torch.get_rng_state()
+    for kind in (Noisy, OwnNoise):
+        with pytest.raises(UsageError, match=f"{kind.__name__} draws random numbers"):
+            find_reach(kind(P, lr=0.1))
+    assert find_reach(RoundsAtRandom(P, lr=0.1)) is Reach.ELEMENT
+    in_16_bits = [torch.nn.Parameter(p.detach().bfloat16()) for p in P]
+    with pytest.raises(UsageError, match="RoundsAtRandom draws random numbers"):
+        find_reach(RoundsAtRandom(in_16_bits, lr=0.1))
+    assert torch.equal(torch.get_rng_state(), before), "the user's generator was drawn"
 
 
 def test_trying_leaves_the_optimizer_alone():

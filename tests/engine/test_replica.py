@@ -311,7 +311,7 @@ def test_more_backward_passes_than_any_step_before_are_refused_not_lost():
     spread(model, optimizer)
     plain_step(model, optimizer, 0)
     model(inputs(1)).square().mean().backward()
-    with pytest.raises(UsageError, match="accumulate=2"):
+    with pytest.raises(UsageError, match=r"gradient number 2 of this step.*accumulate=K"):
         model(inputs(2)).square().mean().backward()
 
 
@@ -639,6 +639,30 @@ def test_clipping_scales_to_the_norm_that_it_returns():
 
 
 @pytest.mark.parametrize("overlap", [True, False])
+def test_clipping_by_value_is_torch_s_own(overlap):
+    def loop(model, optimizer):
+        for step in range(3):
+            model(inputs(step)).square().mean().backward()
+            if model is ours[0]:
+                syncline.clip_grad_value_(model, 0.01)
+            else:
+                assert max(p.grad.abs().max() for p in model.parameters()) > 0.01
+                nn.utils.clip_grad_value_(model.parameters(), 0.01)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    plain, ours = make(), make()
+    loop(*plain)
+    spread(*ours, overlap=overlap)
+    with pytest.raises(UsageError, match=r"syncline.clip_grad_value_"):
+        ours[0](inputs(0)).square().mean().backward()
+        nn.utils.clip_grad_value_(ours[0].parameters(), 0.01)
+    ours[1].zero_grad()
+    loop(*ours)
+    assert_same(state(plain[0]), state(ours[0]))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
 def test_a_backward_after_clipping_is_refused(overlap):
     model, optimizer = make()
     spread(model, optimizer, overlap=overlap)
@@ -769,6 +793,7 @@ def test_every_shard_starts_from_the_buffers_that_were_loaded():
     replica = spread(model, optimizer, shards=2)
     shards_of_a_step(model, optimizer, replica, 0)
     optimizer.step()
+    optimizer.zero_grad()
     loaded = {k: v + 100 if "running_mean" in k else v for k, v in state(model).items()}
     model.load_state_dict(loaded)
     shards_of_a_step(model, optimizer, replica, 1)
@@ -791,6 +816,7 @@ def test_a_dropped_step_leaves_no_statistics_behind_whatever_the_shards():
                 syncline.discard_gradients(model)
             else:
                 optimizer.step()
+                optimizer.zero_grad()
         counts.append(int(model.state_dict()["body.1.num_batches_tracked"]))
     assert counts == [2, 2, 2]
 

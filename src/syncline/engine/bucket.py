@@ -48,6 +48,8 @@ class Slot:
     """Whether any shard of this step delivered a gradient."""
     place: tuple[int, tuple[int, ...]] | None = None
     """Address and strides that the engine gave the parameter; None until buckets are built."""
+    is_zero: bool = False
+    """Whether plain PyTorch would hold zeros in `.grad`, after `zero_grad(set_to_none=False)`."""
 
     num_elements: int = field(init=False)
 

@@ -94,6 +94,14 @@ def find_statistics(model: nn.Module) -> tuple[list[torch.Tensor], list[torch.Te
     return [home.value() for home in statistics], [home.value() for home in counters]
 
 
+class Kept(NamedTuple):
+    """A copy of a model's buffers."""
+
+    statistics: torch.Tensor | None
+    small: list[torch.Tensor]
+    """Counters of batches, then the other buffers."""
+
+
 class Buffers:
     """The buffers of a model: statistics in new flat memory, the others where they are."""
 
@@ -260,17 +268,33 @@ class Buffers:
         for home, start in zip(self._small_homes, self._start_small, strict=True):
             home.set(start)
 
-    def end_shard(self, shard: int, plan: LeafPlan) -> None:
-        """Add the shard's statistics to the rank's partial sums."""
+    def keep(self) -> Kept:
+        """Return a copy of the buffers as they are now."""
+        statistics = self._current.clone() if self._norms else None
+        return Kept(statistics, [_kept(buffer) for buffer in self._small])
+
+    def load(self, kept: Kept) -> None:
+        """Set the buffers to what was kept."""
+        if kept.statistics is not None:
+            self._current.copy_(kept.statistics)
+        for home, value in zip(self._small_homes, kept.small, strict=True):
+            home.set(value)
+
+    def end_shard(self, shard: int, plan: LeafPlan, kept: Kept | None = None) -> None:
+        """Add the shard's statistics to the rank's partial sums; `kept` are its buffers, if not the
+        present ones."""
         if shard == 0:
-            self._after_shard_0 = [_kept(buffer) for buffer in self.others]
+            others = self.others if kept is None else kept.small[len(self._counters) :]
+            self._after_shard_0 = [_kept(buffer) for buffer in others]
         if self.statistics is None:
             return
         sums = [memory.mine for memory in self.statistics.sums]
+        current = self._current if kept is None else kept.statistics
+        assert current is not None
         if plan.fresh:
-            sums[plan.into].copy_(self._current)
+            sums[plan.into].copy_(current)
         else:
-            sums[plan.into].add_(self._current)
+            sums[plan.into].add_(current)
         for into, from_ in plan.merges:
             sums[into].add_(sums[from_])
 

@@ -1,4 +1,4 @@
-"""Clipping by the global norm, equal for any number of ranks.
+"""Clipping by the global norm or by value, equal for any number of ranks.
 
 The norm is summed over fixed blocks of each parameter, in float64: a rank adds up the blocks of
 its own strips, an all-reduce gives all blocks to all ranks, and each sums them in registration
@@ -60,6 +60,13 @@ class Norm:
             for values in self._scaled:
                 values.mul_(scale)
         return norm
+
+
+def clip_values(buckets: Sequence[Bucket], value: float) -> None:
+    """Clamp each element of the summed gradients that this rank's optimizer reads."""
+    for bucket in buckets:
+        low, high = bucket.owned
+        bucket.summed[low:high].clamp_(-value, value)
 
 
 def num_blocks(slot: Slot) -> int:

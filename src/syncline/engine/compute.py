@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from syncline.contract import ParamGroups, Strategy
 from syncline.engine.bucket import Bucket, Slot
 from syncline.engine.buffers import Buffers
 from syncline.engine.changes import ChangesOutside
-from syncline.engine.clip import Norm
+from syncline.engine.clip import Norm, clip_values
 from syncline.engine.early import EarlyUpdates
 from syncline.engine.flags import Flags, encode
 from syncline.engine.gradients import Gradients
@@ -29,12 +29,19 @@ from syncline.engine.lane import Lane
 from syncline.engine.memory import open_shard
 from syncline.engine.optimizer import idle_copy, snapshot
 from syncline.engine.parameters import Guarded, become, raw_grad
-from syncline.engine.refusals import refuse_incomplete_step, refuse_steps_of_server
+from syncline.engine.refusals import (
+    refuse_incomplete_step,
+    refuse_schedule_before_step,
+    refuse_steps_of_server,
+)
 from syncline.engine.share import Share
 from syncline.engine.steps import Steps
 from syncline.engine.told_settings import told_to_servers
 from syncline.engine.waiting import Waiting
+from syncline.engine.zeroing import Zeroing
 from syncline.errors import UsageError
+
+T = TypeVar("T")
 
 
 class ComputeLane:
@@ -44,6 +51,7 @@ class ComputeLane:
         self,
         model: nn.Module,
         optimizer: Optimizer,
+        strategy: Strategy,
         slots: Sequence[Slot],
         share: Share,
         buffers: Buffers,
@@ -62,10 +70,12 @@ class ComputeLane:
         self.before_flags: Callable[[int], None] | None = None
         """Called with the step's number when its gradients are complete."""
         self._optimizer = optimizer
+        self._strategy = strategy
         self._idle_optimizer = idle_copy(optimizer)
         self._slots = slots
         self._share = share
         self._rank = share.rank
+        self._last_shard = share.mine[-1] if share.mine else 0
         self._buffers = buffers
         self._early = early
         self._outside = outside
@@ -74,12 +84,15 @@ class ComputeLane:
         self.overlap = overlap
         self._steps: Steps | None = None
         self._norm: Norm | None = None
+        self._last_norm = torch.tensor(float("nan"))
         self._no_grad = torch.no_grad()  # made once: making it costs more than entering it
         self.gradients = Gradients(
             slots, share, buffers, build=build, wait=self._wait, complete=self.send_ready
         )
         self._handles = list(self.gradients.hook())
-        self.waiting = Waiting(model, slots, early)
+        self.spent = self.gradients.spent
+        self._zeroing = Zeroing(self.gradients, self._discard_on_all_ranks)
+        self.waiting = Waiting(model, slots, early, self.spent)
         lane.wake_on_failure(self._wake)
 
     @property
@@ -127,13 +140,19 @@ class ComputeLane:
                 loss = closure()
             instead["closure"] = lambda: loss
         self._lane.check()
+        if self.spent.is_on:
+            self.spent.refuse_step()
         self._outside.check()
         if self.check is not None:
             self.check()
-        if self.gradients.is_sent and any(
-            raw_grad(slot.parameter) is not None for slot in self._slots
-        ):
+        gradients = self.gradients
+        if gradients.is_sent and any(raw_grad(slot.parameter) is not None for slot in self._slots):
             raise UsageError("backward() ran again after the gradients were clipped. Clip last.")
+        if gradients.shard != self._last_shard:
+            with self._no_grad:
+                gradients.end_shard_by_step()
+            self._outside.raise_versions()  # as if the parameters had changed
+            return (self._idle_optimizer,), instead
         with self._no_grad:
             settings = snapshot(self._optimizer)
             if self.overlap:
@@ -152,7 +171,7 @@ class ComputeLane:
         return (self._idle_optimizer,), instead
 
     def _close_backward(self) -> None:
-        """Close the last shard; refuse a step before all of this rank's shards are done."""
+        """Close the last shard; refuse to end a step before all of this rank's shards are done."""
         mine, shard = self._share.mine, self.gradients.shard
         if not mine:
             raise refuse_steps_of_server(self._rank)
@@ -178,8 +197,10 @@ class ComputeLane:
     def _new_flags(self, settings: ParamGroups) -> list[float]:
         if self.before_flags is not None:
             self.before_flags(self.step_number)
+        has_gradient = [slot.has_gradient for slot in self._slots]
+        self.gradients.had_gradient = has_gradient
         return encode(
-            [slot.has_gradient for slot in self._slots],
+            has_gradient,
             has_changed_buffers=self._buffers.has_changed_others,
             is_early_invalid=self._early.invalid_because is not None,
             has_changed_parameters=self._outside.tell(),
@@ -217,6 +238,25 @@ class ComputeLane:
             self._begin_next_step()
         self._outside.raise_versions()
 
+    # What a loop asks between steps.
+
+    @property
+    def step_ended(self) -> bool:
+        """Whether the last `optimizer.step()` ended a step, not only a shard of it."""
+        return not 0 < self.gradients.num_closed < len(self._share.mine)
+
+    def may_advance_schedule(self) -> bool:
+        """Say whether a scheduler may go on: not in the middle of a step."""
+        if self.gradients.is_between:
+            return False
+        if self.gradients.is_told and not self.step_ended:
+            raise refuse_schedule_before_step()
+        return True
+
+    def zero_grad(self, *, set_to_none: bool) -> None:
+        """Drop the gradients that have come since the last `step()`."""
+        self._zeroing.zero_grad(set_to_none=set_to_none)
+
     # Waiting.
 
     def _wait(self, bucket: Bucket) -> None:
@@ -243,32 +283,57 @@ class ComputeLane:
     # Clipping and dropping.
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale the step's gradients so that their global norm is at most `max_norm`."""
+        """Scale the step's gradients so that their global norm is at most `max_norm`.
+
+        Before the last shard it does nothing, and returns the last step's norm.
+        """
+        if self.gradients.shard == self._last_shard:
+            self._last_norm = self._on_summed(self._clip, max_norm)
+        return self._last_norm
+
+    def clip_grad_value_(self, value: float) -> None:
+        """Clamp each element of the step's summed gradients; before the last shard do nothing."""
+        if self.gradients.shard == self._last_shard:
+            self._on_summed(clip_values, self._buckets, value)
+
+    def _on_summed(self, change: Callable[..., T], *args: Any) -> T:
+        """Change the summed gradients on the comm lane, once all of them have come."""
+        if self.spent.is_on:
+            self.spent.refuse_step()
         with torch.no_grad():
             self._finish_backward()
         self._early.invalidate("gradients are clipped")
         started = time.perf_counter()
-        norm = self._lane.call(self._clip, max_norm)
+        found = self._lane.call(change, *args)
         self._built.waited_s += time.perf_counter() - started
-        return norm
+        return found
 
     def _clip(self, max_norm: float) -> torch.Tensor:
         if self._norm is None:
             self._norm = Norm(self._slots, self._buckets, self._share.step.comm)
         return self._norm.clip(max_norm)
 
-    def discard_gradients(self, strategy: Strategy) -> None:
-        """Drop this step's gradients. Every rank calls it."""
+    def discard_gradients(self) -> None:
+        """Drop this step's gradients, and what its forward passes wrote into buffers.
+
+        Every rank calls it.
+        """
+        self._discard_on_all_ranks()
+        self._buffers.begin_shard()  # as on all ranks: no shard of this step counts
+        self.spent.end()
+
+    def _discard_on_all_ranks(self) -> None:
         with torch.no_grad():
             self._finish_backward()
         # Peers may still be adding up what this rank sent; they drop the sum as well.
         self._lane.drain()
         self.settle("gradients were dropped")
         for bucket in self._buckets:
-            self._lane.call(strategy.discard, bucket)
+            self._lane.call(self._strategy.discard, bucket)
         self._built.discard()
-        self._buffers.begin_shard()  # as on all ranks: no shard of this step counts
         self.step_number -= 1
         self._begin_next_step()
+        self.gradients.had_gradient = ()
+        self.spent.end()
         for slot in self._slots:
             become(slot.parameter, Parameter if self.overlap else Guarded)

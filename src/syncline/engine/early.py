@@ -27,7 +27,8 @@ from syncline.comm.base import Communicator, Strips
 from syncline.comm.hub import NUM_CHANNELS
 from syncline.contract import ParamGroups, Plan
 from syncline.engine.bucket import Bucket
-from syncline.engine.optimizer import leaves_gradients, snapshot
+from syncline.engine.optimizer import snapshot
+from syncline.engine.trial import leaves_gradients
 
 log = logging.getLogger("syncline")
 

@@ -4,6 +4,11 @@ Note: when a gradient is complete. Autograd may deliver more than one gradient f
 a shard: several backward passes, reentrant checkpointing. The first step shows how many; later
 steps take a gradient, and send its bucket, when that many have come, or at `step()`. A gradient
 that comes after its bucket was sent is refused, never dropped (decision 2).
+
+Note: flat loops. A rank with several shards a step gets a batch for each. `begin_shard` begins the
+next one; so does a `step()` before the last, which only ends its shard (decision 18). Shards that
+get no gradient before another is begun are passed: a loop may run through all shards for another
+model, or without a gradient, and come back to the first.
 """
 
 from __future__ import annotations
@@ -13,13 +18,31 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.nn import Parameter
 
 from syncline.engine.bucket import Bucket, Slot, add_gradient
-from syncline.engine.buffers import Buffers
+from syncline.engine.buffers import Buffers, Kept
 from syncline.engine.memory import open_shard
-from syncline.engine.parameters import GradientTaken, become, put_grad, raw_grad, take_grad
-from syncline.engine.refusals import check_gradient, check_shard_order, refuse_other_gradient
+from syncline.engine.parameters import (
+    BetweenShards,
+    GradientTaken,
+    Guarded,
+    InFlight,
+    UsedUp,
+    become,
+    put_grad,
+    raw_grad,
+    take_grad,
+)
+from syncline.engine.refusals import (
+    check_gradient,
+    check_shard_order,
+    refuse_mixed_loop,
+    refuse_other_gradient,
+    refuse_second_step,
+)
 from syncline.engine.share import Share
+from syncline.engine.spent import Spent
 from syncline.errors import UsageError
 from syncline.perf.trace import Recorder
 
@@ -60,6 +83,19 @@ class Gradients:
         self.shard = self.mine[0] if self.mine else 0
         self.is_closed = False
         """Whether all gradients of the current shard were taken."""
+        self.had_gradient: Sequence[bool] = ()
+        """Which parameters had a gradient in the last step; empty once they were zeroed."""
+        self.spent = Spent(slot.parameter for slot in slots)
+        self.num_closed = 0
+        """How many of this rank's shards of the current step are done."""
+        self._is_flat = False
+        """Whether a `step()` ended a shard of this step."""
+        self.is_told = False
+        """Whether the loop says which shard a batch belongs to."""
+        self.is_between = False
+        """Whether a `step()` ended a shard, not the step, and the next batch has not come."""
+        self._kept: dict[int, Kept] = {}
+        """The buffers after shards that were begun and got no gradient, by shard."""
 
     def begin(self, buckets: Sequence[Bucket], *, sends_in_backward: bool) -> None:
         """Take gradients into buckets from now on; send them during backward, or at `step()`."""
@@ -72,8 +108,13 @@ class Gradients:
 
     def _make_hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
         def gradient_arrived(parameter: torch.Tensor) -> None:
+            if self.spent.is_on:
+                self.spent.has_late = True  # zero_grad() will drop it
+                return
             if slot.is_taken or self.is_sent:
                 raise refuse_other_gradient(slot.name, slot.fired + 1)
+            if self._kept and self.buckets:
+                self._close_passed()
             slot.fired += 1
             gradient = raw_grad(parameter)
             assert gradient is not None
@@ -104,17 +145,71 @@ class Gradients:
         if self.recorder is not None and not bucket.untaken:
             self.recorder.leave(bucket.index, bucket.step)
 
-    def begin_shard(self, shard: int, rank: int) -> None:
-        """Begin a shard: the next forward and backward belong to it."""
+    # Shards.
+
+    def begin_shard(self, shard: int, rank: int, *, is_flat: bool = False) -> None:
+        """Begin a shard: the next forward and backward belong to it.
+
+        `is_flat` says that the loop is over batches, and calls `step()` after each.
+        """
+        self.is_told = True
+        if self.is_between:
+            self._end_pause()
         if shard == self.shard and shard in self.mine and not self.is_closed:
             if shard == self.mine[0] and len(self.mine) > 1:
                 self._keep_start()
             return
-        check_shard_order(shard, self.mine, self.shard, rank)
         with torch.no_grad():
+            if shard in self.mine and not self._has_gradient():
+                self._pass_to(shard)
+                return
+            check_shard_order(shard, self.mine, self.shard, rank)
+            if is_flat or self._is_flat:
+                raise refuse_mixed_loop(shard - self.mine[0], len(self.mine))
             self.close_shard()
-            self.open_shard(shard)
+            self._open_next(shard)
+
+    def _has_gradient(self) -> bool:
+        """Say whether any shard of this step has a gradient, or was ended by `step()`."""
+        if self.num_closed or self.is_sent:
+            return True
+        if self.spent.is_on:
+            return False
+        return any(slot.fired or raw_grad(slot.parameter) is not None for slot in self.slots)
+
+    def _pass_to(self, shard: int) -> None:
+        """Go to a shard of a step that has no gradient yet, forwards or backwards."""
+        for bucket in self.buckets[:1]:  # the buffers are up to date before the first bucket is
+            if bucket.is_in_flight:
+                self._wait(bucket)
+        self._kept[self.shard] = self._buffers.keep()
+        self.shard = shard
+        self._restore_buffers(shard)
+        open_shard(self.buckets, shard)
+
+    def _restore_buffers(self, shard: int) -> None:
+        kept = self._kept.pop(shard, None)
+        if kept is None:
             self._buffers.begin_shard()
+        else:
+            self._buffers.load(kept)
+
+    def _close_passed(self) -> None:
+        """Close the shards before the current one, which got no gradient."""
+        passed = [shard for shard in self._kept if shard < self.shard]
+        if not passed:
+            return
+        for shard in sorted(passed):
+            for bucket in self.buckets:
+                if bucket.is_in_flight:
+                    self._wait(bucket)
+                for slot in bucket.slots:
+                    add_gradient(slot, bucket.part.leaves[shard], None, bucket.scale)
+            self._end_buffers(shard, self._kept.pop(shard))
+            self.num_closed += 1
+
+    def _end_buffers(self, shard: int, kept: Kept | None = None) -> None:
+        self._buffers.end_shard(self._order.index(shard), self._step_leaves[shard], kept)
 
     def _keep_start(self) -> None:
         """Let every shard of the step start from buffers that the user has changed since the last.
@@ -133,6 +228,8 @@ class Gradients:
             return
         if not self.buckets:
             self._build()
+        if self._kept:
+            self._close_passed()
         for slot in self.slots:
             if not slot.is_taken:
                 gradient = take_grad(slot.parameter)
@@ -148,8 +245,47 @@ class Gradients:
                 slot.has_gradient = True
                 if slot.fired > slot.expected:
                     slot.expected = slot.fired
-        self._buffers.end_shard(self._order.index(self.shard), self._step_leaves[self.shard])
+            elif slot.is_zero:
+                slot.has_gradient = True
+        self._end_buffers(self.shard)
+        self.num_closed += 1
         self.is_closed = True  # last, so that the next step() refuses a bad gradient again
+
+    def end_shard_by_step(self) -> None:
+        """Close the current shard, which is not the step's last, and begin the next."""
+        if self.is_between and self.is_told:
+            raise refuse_second_step()
+        if self.num_closed and not self._is_flat:
+            raise refuse_mixed_loop(self.num_closed, len(self.mine))
+        if any(shard < self.shard for shard in self._kept):
+            raise refuse_mixed_loop(self.shard - self.mine[0], len(self.mine))
+        self.close_shard()
+        self._is_flat = True
+        if any(slot.fired for slot in self.slots):
+            self.spent.begin()
+        self._open_next(self.mine[self.mine.index(self.shard) + 1])
+        self.is_between = True
+        for slot in self.slots:
+            become(slot.parameter, BetweenShards if self.is_told else self._idle_class(slot))
+
+    def _end_pause(self) -> None:
+        """Let forward read parameters again: the next batch of the step has come."""
+        self.is_between = False
+        for slot in self.slots:
+            if type(slot.parameter) is BetweenShards:
+                become(slot.parameter, self._idle_class(slot))
+
+    def _idle_class(self, slot: Slot) -> type[Parameter]:
+        """Return the class of a parameter whose gradient of this shard has not come."""
+        if slot.bucket is not None and slot.bucket.is_in_flight:
+            return InFlight
+        if self.buckets and not self.sends_in_backward:
+            return Guarded
+        return UsedUp if self.spent.is_on else Parameter
+
+    def _open_next(self, shard: int) -> None:
+        self.open_shard(shard)
+        self._restore_buffers(shard)
 
     def open_shard(self, shard: int) -> None:
         """Expect the gradients of a shard."""
@@ -162,11 +298,16 @@ class Gradients:
 
     def begin_step(self) -> None:
         """Expect the gradients of the next step."""
-        self.is_sent = False
+        self.is_sent = self.is_between = self._is_flat = False
+        self.num_closed = 0
+        if self._kept:
+            self._kept = {}
         if self.mine:
             self.open_shard(self.mine[0])
         for slot in self.slots:
             slot.has_gradient = False
+        if True in self.had_gradient:  # else plain PyTorch's `.grad` is None
+            self.spent.begin()
 
     def tell_loss(self, loss: float) -> None:
         """Send the current shard's loss with the step's flags."""

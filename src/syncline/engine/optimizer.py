@@ -26,7 +26,6 @@ from torch.optim import Optimizer
 
 from syncline.contract import ParamGroups, UpdateSettings
 from syncline.engine.bucket import Bucket, Piece, Slot, pieces_of, view_of
-from syncline.errors import UsageError
 
 CACHE_ELEMENTS = 1 << 16
 """The length of a run: 256 kB of each tensor of an update stay in a core's cache."""
@@ -55,7 +54,7 @@ def param_group_numbers(optimizer: Optimizer) -> dict[int, int]:
     return {id(p): number for number, group in groups for p in group["params"]}
 
 
-def _clone(
+def clone_for(
     optimizer: Optimizer, groups: Sequence[Sequence[torch.Tensor]], settings: ParamGroups
 ) -> Optimizer:
     """Return a copy of an optimizer for other tensors: same rule, no state, no hooks."""
@@ -72,87 +71,14 @@ def _clone(
 
 def idle_copy(optimizer: Optimizer) -> Optimizer:
     """Return a copy without parameters: its `step()` does nothing."""
-    idle = _clone(optimizer, [], [])
+    idle = clone_for(optimizer, [], [])
     try:
         idle.step()
     except Exception:
         # Some optimizers read their groups' settings in step(): give the copy groups without
         # parameters.
-        idle = _clone(optimizer, [()] * len(optimizer.param_groups), snapshot(optimizer))
+        idle = clone_for(optimizer, [()] * len(optimizer.param_groups), snapshot(optimizer))
     return idle
-
-
-def _try(
-    optimizer: Optimizer, tensors: list[torch.Tensor], gradients: list[list[torch.Tensor]]
-) -> None:
-    """Take steps with a copy of the optimizer, one for each list of gradients."""
-    clone = _clone(optimizer, [tensors], snapshot(optimizer)[:1])
-    for step in gradients:
-        for tensor, gradient in zip(tensors, step, strict=True):
-            tensor.grad = gradient.clone()
-        clone.step()
-
-
-def find_reach(optimizer: Optimizer) -> Reach:
-    """Return the optimizer's reach, found by a trial: is updating parts like updating the whole?"""
-    generator = torch.Generator().manual_seed(0)
-    shape = (32, 48)
-
-    def draw() -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
-    start, other = draw(), draw()
-    gradients = [draw() for _ in range(3)]
-    other_gradients = [draw() for _ in range(3)]
-    try:
-        whole = start.clone()
-        _try(optimizer, [whole], [[gradient] for gradient in gradients])
-    except Exception as error:
-        raise UsageError(
-            f"optimizer {type(optimizer).__name__} cannot update a parameter by itself ({error}). "
-            "Syncline spreads the update over ranks: use an optimizer that treats each parameter "
-            "alone, such as SGD or AdamW."
-        ) from None
-    together = [start.clone(), other.clone()]
-    both = [list(pair) for pair in zip(gradients, other_gradients, strict=True)]
-    _try(optimizer, together, both)
-    if not torch.equal(together[0], whole):
-        raise UsageError(
-            f"optimizer {type(optimizer).__name__} updates a parameter by looking at others, but "
-            "Syncline spreads parameters over ranks. Use one that treats each parameter alone, "
-            "such as SGD or AdamW."
-        )
-    if not _equal_in_parts(optimizer, start, gradients, whole, cut=512):
-        return Reach.PARAMETER
-    # Try lengths that end inside a vector register: the last elements must get the same bits. Fused
-    # kernels were seen to differ there at times, so one trial would not be enough.
-    is_fused = any(group.get("fused") for group in optimizer.param_groups)
-    seamless = not is_fused and _equal_in_parts(optimizer, start, gradients, whole, cut=37)
-    return Reach.ELEMENT if seamless else Reach.PIECE
-
-
-def leaves_gradients(optimizer: Optimizer) -> bool:
-    """Say, after a trial, whether the optimizer only reads gradients: then it can be undone."""
-    tensor, gradient = torch.ones(32, 48), torch.arange(32.0 * 48).view(32, 48)
-    clone = _clone(optimizer, [[tensor]], snapshot(optimizer)[:1])
-    tensor.grad = gradient.clone()
-    clone.step()
-    return tensor.grad is not None and torch.equal(tensor.grad, gradient)
-
-
-def _equal_in_parts(
-    optimizer: Optimizer,
-    start: torch.Tensor,
-    gradients: list[torch.Tensor],
-    whole: torch.Tensor,
-    cut: int,
-) -> bool:
-    parts = [part.clone() for part in start.view(-1).split(cut)]
-    try:
-        _try(optimizer, parts, [list(gradient.view(-1).split(cut)) for gradient in gradients])
-    except Exception:
-        return False  # Muon, for example, accepts only matrices
-    return torch.equal(torch.cat(parts), whole.view(-1))
 
 
 @dataclass(eq=False)
@@ -192,7 +118,7 @@ class OptimizerOnStrip:
         groups: list[list[torch.Tensor]] = [[] for _ in self.settings]
         for run in self.runs:
             groups[run.group].append(run.tensor)
-        self._optimizer = _clone(optimizer, groups, self.settings)
+        self._optimizer = clone_for(optimizer, groups, self.settings)
         self._kept: dict[torch.Tensor, dict[str, Any]] = {}
         # Without torch's wrapper: hooks and profiling belong to the user's own call of step().
         self._step = inspect.unwrap(type(optimizer).step)

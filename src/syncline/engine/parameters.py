@@ -7,7 +7,11 @@ The class of a parameter changes in place:
   same all the time, if the exchange does not overlap and `step()` takes the gradients);
 - `InFlight`, from `optimizer.step()` to the first use: any torch function that gets it first
   waits for its bucket. This catches uses that no module hook sees (`F.linear(x, other.weight)`,
-  tied weights, `.data`, `state_dict()`).
+  tied weights, `.data`, `state_dict()`);
+- `UsedUp`, from that first use to `zero_grad()`: reading `.grad` is refused, because the last
+  step's gradient is not there any more;
+- `BetweenShards`, from a `step()` that ended a shard, but not the step, to the next batch: any read
+  of its value is refused, because with more ranks the parameter would be updated by now.
 
 At other times it is a plain `torch.nn.Parameter`, at full speed.
 
@@ -17,6 +21,7 @@ noticed as any other change in place.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +29,7 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
+from syncline.engine.spent import is_spent, spent_of
 from syncline.errors import UsageError
 
 
@@ -52,7 +58,7 @@ _GRAD: Any = torch.Tensor.grad
 def raw_grad(parameter: torch.Tensor) -> torch.Tensor | None:
     """Read `.grad` whatever the parameter's class."""
     gradient: torch.Tensor | None
-    if type(parameter) is not InFlight:
+    if type(parameter) not in _WITH_FUNCTION:
         gradient = _GRAD.__get__(parameter)
         return gradient
     with torch._C.DisableTorchFunctionSubclass():
@@ -63,7 +69,7 @@ def raw_grad(parameter: torch.Tensor) -> torch.Tensor | None:
 def take_grad(parameter: torch.Tensor) -> torch.Tensor | None:
     """Read `.grad` and set it to None, whatever the parameter's class."""
     gradient: torch.Tensor | None
-    if type(parameter) is not InFlight:
+    if type(parameter) not in _WITH_FUNCTION:
         gradient = _GRAD.__get__(parameter)
         _GRAD.__set__(parameter, None)
         return gradient
@@ -84,7 +90,7 @@ _VERSION: Any = torch.Tensor._version
 
 def version_of(parameter: torch.Tensor) -> int:
     """Read the parameter's version counter without waiting for its value."""
-    if type(parameter) is not InFlight:
+    if type(parameter) not in _WITH_FUNCTION:
         return parameter._version
     with torch._C.DisableTorchFunctionSubclass():
         version: int = _VERSION.__get__(parameter)
@@ -93,14 +99,48 @@ def version_of(parameter: torch.Tensor) -> int:
 
 _READ = (
     "a parameter's .grad was read between backward() and step(), but it is this rank's part of the "
-    "sum alone. To clip, call syncline.clip_grad_norm_(model, max_norm); torch's own "
-    "clip_grad_norm_ and GradScaler would go by a part of the sum; to drop gradients, call "
-    "syncline.discard_gradients(model) on every rank."
+    "sum alone. To clip, call syncline.clip_grad_norm_(model, max_norm) or "
+    "syncline.clip_grad_value_(model, value), which returns or changes the sum; torch's own "
+    "clipping and GradScaler would go by a part of it. To drop gradients, call zero_grad()."
 )
 _SET = (
     "a parameter's .grad was set between backward() and step(), but the gradient belongs to a sum "
-    "over all ranks. To drop gradients, call syncline.discard_gradients(model) on every rank."
+    "over all ranks. To drop all gradients, call optimizer.zero_grad() or "
+    "syncline.discard_gradients(model) on every rank."
 )
+_AFTER_STEP = (
+    "a parameter's .grad was read after step(), but the sum of the gradients lies in strips on the "
+    "ranks, and no rank has all of it. For the norm, use what syncline.clip_grad_norm_(model, "
+    "float('inf')) returns before step()."
+)
+_BETWEEN = (
+    "a parameter was read after a step() that ended a shard, not the step: this rank computes "
+    "several shards a step, and parameters change after the last. Ask `if "
+    "syncline.step_ended(model):` first, or loop over `for step in syncline.shards(loader)`."
+)
+
+_COMPILER = ("torch._subclasses.meta_utils", "torch._dynamo.variables.builder")
+"""Where torch.compile copies what it knows of a parameter. Its `.grad` does not enter the graph."""
+_CASTS = "torch.nn.modules.module"
+"""Where `model.to()` looks for gradients that it must move too."""
+
+
+def _refuse_read(parameter: torch.Tensor, why: str) -> torch.Tensor | None:
+    """Refuse a read of `.grad`, unless torch itself looks whether there is one."""
+    reader = sys._getframe(2).f_globals.get("__name__")
+    if reader in _COMPILER:
+        return None
+    if reader == _CASTS and why is _AFTER_STEP:
+        return raw_grad(parameter)
+    raise UsageError(why)
+
+
+def _set_spent(parameter: torch.Tensor, value: torch.Tensor | None) -> None:
+    """Set `.grad` after a step: this zeroes it, or replaces it by a gradient of the user's own."""
+    spent = spent_of(parameter)
+    assert spent is not None
+    spent.zero_one(parameter, value)
+    put_grad(parameter, value)
 
 
 _DATA: Any = torch.Tensor.data
@@ -123,7 +163,7 @@ class GradientTaken(Watched):
 
     @property
     def grad(self) -> torch.Tensor | None:
-        raise UsageError(_READ)
+        return _refuse_read(self, _READ)
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
@@ -138,17 +178,70 @@ class Guarded(Watched):
 
     @property
     def grad(self) -> torch.Tensor | None:
+        if is_spent(self):
+            return _refuse_read(self, _AFTER_STEP)
         if _GRAD.__get__(self) is not None:
-            raise UsageError(_READ)
+            return _refuse_read(self, _READ)
         return None
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        if value is not None or _GRAD.__get__(self) is not None:
+        if is_spent(self):
+            _set_spent(self, value)
+        elif _GRAD.__get__(self) is not None:
             raise UsageError(_SET)
+        else:
+            put_grad(self, value)  # None, or a gradient that the user computed
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
         return _plain_copy(self, memo)
+
+
+class UsedUp(Watched):
+    """A parameter whose gradient was used by the last step and is not zeroed yet."""
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        if is_spent(self):
+            return _refuse_read(self, _AFTER_STEP)
+        return None if raw_grad(self) is None else _refuse_read(self, _READ)
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        if is_spent(self):
+            _set_spent(self, value)
+        else:
+            put_grad(self, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
+        return _plain_copy(self, memo)
+
+
+class BetweenShards(UsedUp):
+    """A parameter that other ranks would have updated by now, had each one shard a step."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _reads_no_value(func):
+            raise UsageError(_BETWEEN)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs or {})
+
+
+_VALUES = frozenset(["data", "T", "H", "mT", "mH", "real", "imag"])
+"""Attributes of a tensor that hold its values."""
+_FACTS = frozenset(
+    ["numel", "nelement", "size", "dim", "ndimension", "stride", "element_size", "storage_offset"]
+    + ["is_contiguous", "is_floating_point", "is_complex", "requires_grad_", "data_ptr"]
+    + ["register_hook", "register_post_accumulate_grad_hook", "__hash__", "__len__"]
+)
+
+
+def _reads_no_value(func: Any) -> bool:
+    """Say whether a torch function asks a tensor for a fact about it, such as its shape."""
+    if func.__name__ in ("__get__", "__set__"):
+        return getattr(func.__self__, "__name__", "") not in _VALUES
+    return func.__name__ in _FACTS
 
 
 class InFlight(Watched):
@@ -164,12 +257,14 @@ class InFlight(Watched):
 
     @property
     def grad(self) -> torch.Tensor | None:
-        return raw_grad(self)
+        return _refuse_read(self, _AFTER_STEP) if is_spent(self) else raw_grad(self)
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        with torch._C.DisableTorchFunctionSubclass():
-            _GRAD.__set__(self, value)
+        if is_spent(self):
+            _set_spent(self, value)
+        else:
+            put_grad(self, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
         waiters.wait(self)
@@ -194,5 +289,10 @@ def _plain_copy(parameter: Parameter, memo: dict[int, Any]) -> Parameter:
 
 def become(parameter: Parameter, kind: type[Parameter]) -> None:
     """Change a parameter's class in place. Other subclasses (DTensor) are not changed."""
-    if type(parameter) in (Parameter, GradientTaken, Guarded, InFlight):
+    if type(parameter) in _KINDS:
         parameter.__class__ = kind
+
+
+_WITH_FUNCTION = frozenset([InFlight, BetweenShards])
+"""The classes for which torch calls `__torch_function__`."""
+_KINDS = frozenset([Parameter, GradientTaken, Guarded, InFlight, UsedUp, BetweenShards])

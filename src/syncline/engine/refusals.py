@@ -97,11 +97,58 @@ def check_gradient(slot: Slot, gradient: torch.Tensor) -> None:
 
 
 def refuse_incomplete_step(plan: Plan, done: int, of: int) -> UsageError:
-    """Return the error for a step before all of a rank's shards are done."""
+    """Return the error for dropping a step's gradients before all of a rank's shards are done."""
     shards, ranks = sum(map(len, plan.shards)), len(plan.shards)
     return UsageError(
-        f"step() came after {done} of this rank's {of} shards. With shards={shards} on {ranks} "
-        "ranks, loop over `for step in syncline.shards(loader)` and its shards."
+        f"discard_gradients() came after {done} of this rank's {of} shards (shards={shards} on "
+        f"{ranks} ranks), but it drops a whole step. Call it after the last shard: loop over `for "
+        "step in syncline.shards(loader)` and its shards."
+    )
+
+
+def refuse_mixed_loop(done: int, of: int) -> UsageError:
+    """Return the error for a loop that calls `step()` after some of a step's shards only."""
+    return UsageError(
+        f"step() came after some of this step's first {done + 1} batches only, but this rank has "
+        f"{of} shards a step, and with more ranks each batch would be on a rank of its own. Call "
+        "step() after every batch, or once after all shards of a step of syncline.shards(loader). "
+        "To add up K batches for each shard, say so: syncline.shard(loader, accumulate=K)."
+    )
+
+
+def refuse_second_step() -> UsageError:
+    """Return the error for two steps after one batch, in the middle of a step."""
+    return UsageError(
+        "step() came twice after one batch, but this rank has several shards a step, and each "
+        "step() ends one. Call it once for each batch."
+    )
+
+
+def refuse_gradient_between_shards() -> UsageError:
+    """Return the error for a backward pass over parameters that other ranks have updated."""
+    return UsageError(
+        "backward() ran after a step() that ended a shard, not the step: with more ranks the "
+        "parameters would be updated by then. If a model's gradients depend on another's step, "
+        "loop over `for step in syncline.shards(loader)`: first all shards for one model and its "
+        "step(), then all shards for the other."
+    )
+
+
+def refuse_partial_discard(num_shards: int) -> UsageError:
+    """Return the error for dropping the gradients of one shard out of several."""
+    return UsageError(
+        f"zero_grad() came between backward() and step(), on a rank with {num_shards} shards a "
+        "step: this shard's gradients were already added to those of the shards before it. To drop "
+        "the whole step, call syncline.discard_gradients(model) on every rank after the last shard."
+    )
+
+
+def refuse_schedule_before_step() -> UsageError:
+    """Return the error for a scheduler that is advanced before the end of a shard."""
+    return UsageError(
+        "scheduler.step() came before optimizer.step() in the middle of a step: this rank has "
+        "several shards a step, and the schedule would advance once for each. Call it after "
+        "optimizer.step()."
     )
 
 
@@ -116,9 +163,11 @@ def refuse_steps_of_server(rank: int) -> UsageError:
 def refuse_other_gradient(name: str, num_gradients: int) -> UsageError:
     """Return the error for a gradient that comes after the parameter's gradient was taken."""
     return UsageError(
-        f"parameter {name} got another gradient after its gradient was taken: this step runs more "
-        f"backward passes than any before it. Tell distribute(..., accumulate={num_gradients}) how "
-        "many there can be."
+        f"parameter {name} got gradient number {num_gradients} of this step, but no earlier step "
+        f"brought more than {num_gradients - 1}, so it is on its way to other ranks. Call "
+        "distribute(..., accumulate=K), K being the most gradients of a parameter in any step: its "
+        "number of backward passes, more with reentrant checkpointing. (Below 1 MB of parameters "
+        "nothing is sent before step(), and it is not needed.)"
     )
 
 
@@ -126,5 +175,14 @@ def check_shard_order(shard: int, mine: Sequence[int], present: int, rank: int) 
     """Refuse a shard that is another rank's, or out of order."""
     if shard not in mine:
         raise UsageError(f"shard {shard} is not one of rank {rank}'s: {list(mine)}")
+    if shard == present:
+        raise UsageError(
+            "the gradients were clipped, but the next batch came without step(). Call step(), or "
+            "drop them with zero_grad()."
+        )
     if shard != present + 1:
-        raise UsageError(f"shard {shard} was begun after shard {present}: go in order")
+        raise UsageError(
+            f"shard {shard} was begun after shard {present}, but a step goes through rank {rank}'s "
+            f"shards {mine[0]} to {mine[-1]} in order. Did the loop leave a step before its last "
+            "shard, or call step() without a batch?"
+        )

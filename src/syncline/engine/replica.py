@@ -47,6 +47,7 @@ from syncline.engine.refusals import find_parameters, refuse_claimed, refuse_det
 from syncline.engine.share import Share, make_plan, world_of
 from syncline.engine.state import State
 from syncline.engine.steps import Steps
+from syncline.engine.torch_calls import forget
 from syncline.engine.whole import WholeRun, load_values
 from syncline.errors import UsageError
 from syncline.perf.trace import Recorder
@@ -123,9 +124,10 @@ class Replica:
         )
         self.run = WholeRun(model, share.rank, lane, control, strategy.settings)
         """Gathers the parameters that represent the run; keeps a rank while others need it."""
-        self._compute = ComputeLane(
+        self._compute = self.loop = ComputeLane(
             model,
             optimizer,
+            strategy,
             self.slots,
             share,
             self.buffers,
@@ -136,6 +138,7 @@ class Replica:
             overlap=self.overlap,
             build=self._build_once,
         )
+        """Also `loop`: what a user's loop asks for, such as clipping."""
         self._state = OptimizerState(optimizer, self.slots, comm.size, lane, self._compute.settle)
         watched = self._guards.watch(self._root, self._compute, self.run, comm.size)
         self._handles = [*watched, *self._state.hook()]
@@ -272,11 +275,11 @@ class Replica:
 
     # Shards.
 
-    def begin_shard(self, shard: int) -> None:
-        """Say which shard the next forward and backward belong to; optional for the first."""
+    def begin_shard(self, shard: int, *, is_flat: bool = False) -> None:
+        """Say which shard the next batch belongs to; `is_flat`: `step()` comes after each batch."""
         if self.is_detached:
             raise refuse_detached()
-        self._compute.gradients.begin_shard(shard, self._share.rank)
+        self._compute.gradients.begin_shard(shard, self._share.rank, is_flat=is_flat)
 
     def tell_loss(self, loss: float) -> None:
         """Send this shard's loss with the step's flags: `losses` then has those of all shards."""
@@ -304,16 +307,15 @@ class Replica:
         self._compute.synchronize()
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale the step's gradients so that their global norm is at most `max_norm`.
+        """Scale the step's gradients so that their global norm is at most `max_norm`; return it.
 
-        Returns the norm before scaling. It is summed over fixed blocks in float64, so it is equal
-        for any number of ranks; it may differ from torch's own in the last digits.
+        The norm is summed over fixed blocks: it is equal for any number of ranks.
         """
         return self._compute.clip_grad_norm_(max_norm)
 
     def discard_gradients(self) -> None:
         """Drop this step's gradients. Call it on every rank, or on none."""
-        self._compute.discard_gradients(self.strategy)
+        self._compute.discard_gradients()
 
     # Loading and saving.
 
@@ -355,7 +357,8 @@ class Replica:
             with self.comm.traffic.apart():
                 yield
             return
-        if self._compute.gradients.is_sent or any(slot.is_taken for slot in self.slots):
+        gradients = self._compute.gradients
+        if gradients.num_closed or any(slot.is_taken for slot in self.slots):
             raise UsageError(
                 "whole() came between backward() and step(), when gradients are on their way. "
                 "Call it after step()."
@@ -404,6 +407,7 @@ class Replica:
         Every rank calls it. Afterwards the model may be cast, changed and distributed again.
         """
         self.synchronize()
+        forget(self._compute)
         with self.comm.traffic.apart():
             self._state.give_back()
         _replicas.discard(self)

@@ -17,7 +17,8 @@ from torch.nn import Parameter
 from syncline.engine.bucket import Bucket, Slot
 from syncline.engine.early import EarlyUpdates
 from syncline.engine.first_use import FirstUse, owners_of
-from syncline.engine.parameters import InFlight, become, waiters
+from syncline.engine.parameters import InFlight, UsedUp, become, waiters
+from syncline.engine.spent import Spent
 from syncline.engine.steps import Steps
 from syncline.perf.trace import Recorder
 
@@ -33,10 +34,13 @@ class ThreadEvent(threading.Event):
 class Waiting:
     """Makes uses of one model's parameters wait."""
 
-    def __init__(self, model: nn.Module, slots: Sequence[Slot], early: EarlyUpdates) -> None:
+    def __init__(
+        self, model: nn.Module, slots: Sequence[Slot], early: EarlyUpdates, spent: Spent
+    ) -> None:
         self._model = model
         self._slots = slots
         self._early = early
+        self._spent = spent
         self._parameters = [slot.parameter for slot in slots]
         self._steps: Steps | None = None
         self._buckets: Sequence[Bucket] = ()
@@ -63,9 +67,14 @@ class Waiting:
             elif slot.bucket.is_in_flight:
                 self.wait(slot.bucket)
             else:
-                become(slot.parameter, Parameter)
+                become(slot.parameter, self._readable)
 
         return wait
+
+    @property
+    def _readable(self) -> type[Parameter]:
+        """The class of a parameter whose value has come."""
+        return UsedUp if self._spent.is_on else Parameter
 
     def _hook_modules(self) -> Iterator[Any]:
         if getattr(self._model, "_orig_mod", None) is not None:
@@ -104,9 +113,10 @@ class Waiting:
         self._steps.wait(bucket)
         if self.recorder is not None:
             self.recorder.reach(bucket.index, bucket.step)
+        readable = self._readable
         for slot in bucket.slots:
             if type(slot.parameter) is InFlight:
-                become(slot.parameter, Parameter)
+                become(slot.parameter, readable)
         is_needed = bucket.is_private or (self._early.why_not is None and not bucket.is_loaded)
         if bucket.has_copy and not is_needed:
             bucket.give_back()

@@ -22,14 +22,9 @@ from syncline.engine.bucket import Bucket, Slot, add_gradient, view_of
 from syncline.engine.buffers import Buffers, flat_buffers, load_flat_buffers
 from syncline.engine.clip import Norm
 from syncline.engine.flags import encode
-from syncline.engine.optimizer import (
-    OptimizerOnStrip,
-    Reach,
-    find_reach,
-    param_group_numbers,
-    snapshot,
-)
+from syncline.engine.optimizer import OptimizerOnStrip, Reach, param_group_numbers, snapshot
 from syncline.engine.told_settings import flatten, told_to_servers
+from syncline.engine.trial import find_reach
 from syncline.evaluation import evaluate as evaluate_parts
 from syncline.loader import reseed
 from syncline.recipe import Order, batch_of, build_model, build_optimizer, learning_rate, load_data

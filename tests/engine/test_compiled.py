@@ -1,0 +1,104 @@
+"""torch.compile with tied weights and several backward passes a step, as in a small GPT."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import syncline
+from syncline.errors import UsageError
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.attend = nn.Linear(width, 3 * width, bias=False)
+        self.project = nn.Linear(width, width, bias=False)
+
+    def forward(self, x):
+        q, k, v = self.attend(self.norm(x)).chunk(3, dim=-1)
+        return x + self.project(functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+class SmallGPT(nn.Module):
+    """Tokens and scores share their weight."""
+
+    def __init__(self, words=32, width=16):
+        super().__init__()
+        self.tokens = nn.Embedding(words, width)
+        self.blocks = nn.ModuleList([Block(width) for _ in range(2)])
+        self.scores = nn.Linear(width, words, bias=False)
+        self.scores.weight = self.tokens.weight
+
+    def forward(self, x, y):
+        hidden = self.tokens(x)
+        for block in self.blocks:
+            hidden = block(hidden)
+        scores = self.scores(hidden)
+        return functional.cross_entropy(scores.flatten(0, 1), y.flatten())
+
+
+def words(step):
+    found = torch.randint(32, (3, 9), generator=torch.Generator().manual_seed(step))
+    return found[:, :-1], found[:, 1:]
+
+
+def train(*, compile_with, distributed, overlap=None, passes=3):
+    torch.manual_seed(0)
+    plain = SmallGPT()
+    model = torch.compile(plain, backend=compile_with) if compile_with else plain
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    if distributed:
+        syncline.distribute(model, optimizer, overlap=overlap, bucket_bytes=1024)
+    for step in range(3):
+        for part in range(passes):
+            (model(*words(10 * step + part)) / passes).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return plain
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_gpt_with_accumulation_has_the_bits_of_the_plain_loop(backend, overlap):
+    syncline.init()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch._dynamo.reset()
+        expected = train(compile_with=backend, distributed=False).state_dict()
+        torch._dynamo.reset()
+        found = train(compile_with=backend, distributed=True, overlap=overlap).state_dict()
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert torch.equal(value, found[name]), name
+    if backend == "eager":
+        uncompiled = train(compile_with=None, distributed=False).state_dict()
+        assert all(torch.equal(value, found[name]) for name, value in uncompiled.items())
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_user_s_read_of_a_pending_gradient_is_still_refused(overlap):
+    syncline.init()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        plain = SmallGPT()
+        model = torch.compile(plain, backend="eager")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        syncline.distribute(model, optimizer, overlap=overlap)
+        model(*words(0)).backward()
+        with pytest.raises(UsageError, match="read between"):
+            _ = plain.tokens.weight.grad
+        optimizer.step()
+        with pytest.raises(UsageError, match="read after"):
+            _ = plain.tokens.weight.grad
+        model.zero_grad()
+        assert plain.tokens.weight.grad is None
