@@ -21,7 +21,7 @@ BUCKET = 2 * 4096  # two blocks of 1024 elements: a strip for each of two ranks
 RATE = float(BUCKET)
 TWO = workload((BUCKET, 1.0, 2.0), (BUCKET, 1.0, 2.0))
 MESSAGE_S = 0.5  # half of a bucket to the one peer, each way
-FLAGS_S = 7 * 4 / RATE  # two parameters, three more numbers, two losses: all to the one peer
+FLAGS_S = 8 * 4 / RATE  # two parameters, four more numbers, two losses: all to the one peer
 
 
 def two_ranks(*, overlap=True, **options):
@@ -52,7 +52,7 @@ def test_two_ranks_and_two_buckets_with_overlap():
     assert outcome.step_s == 7.0 + FLAGS_S
     assert outcome.alone_s == 2 * 6.0
     # A step sends half of both buckets twice, and the flags.
-    assert outcome.sent_bytes == 2 * BUCKET + 7 * 4
+    assert outcome.sent_bytes == 2 * BUCKET + 8 * 4
 
 
 def test_two_ranks_and_two_buckets_without_overlap():

@@ -8,6 +8,7 @@ With one shard this is what a plain loop does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -48,6 +49,14 @@ def find_statistics(model: nn.Module) -> tuple[list[torch.Tensor], list[torch.Te
     return list(statistics.values()), list(counters.values())
 
 
+class Kept(NamedTuple):
+    """A copy of a model's buffers."""
+
+    statistics: torch.Tensor | None
+    small: list[torch.Tensor]
+    """Counters of batches, then the other buffers."""
+
+
 class Buffers:
     """The buffers of a model: statistics in new flat memory, the others where they are."""
 
@@ -61,6 +70,8 @@ class Buffers:
         self._small = [*self._counters, *self.others]
         self._start_small: list[torch.Tensor] = []
         self._after_shard_0: list[torch.Tensor] = []
+        self._aside: Kept | None = None
+        """The buffers of the shard under way, while those of the step's start are shown."""
         self.begin_step()
 
     def _lay_out(self, comm: Communicator, spread: Spread) -> None:
@@ -98,6 +109,7 @@ class Buffers:
 
     def begin_step(self) -> None:
         """Keep the buffers from which every shard of the step starts."""
+        self._aside = None
         if self._norms:
             self._start.copy_(self._current)
         self._start_small = [buffer.clone() for buffer in self._small]
@@ -105,13 +117,27 @@ class Buffers:
 
     def begin_shard(self) -> None:
         """Restore the buffers from the start of the step."""
+        self._aside = None
         if self._norms:
             self._current.copy_(self._start)
         for buffer, start in zip(self._small, self._start_small, strict=True):
             buffer.copy_(start)
 
+    def keep(self) -> Kept:
+        """Return a copy of the buffers as they are now."""
+        statistics = self._current.clone() if self._norms else None
+        return Kept(statistics, [buffer.clone() for buffer in self._small])
+
+    def load(self, kept: Kept) -> None:
+        """Set the buffers to what was kept."""
+        if kept.statistics is not None:
+            self._current.copy_(kept.statistics)
+        for buffer, value in zip(self._small, kept.small, strict=True):
+            buffer.copy_(value)
+
     def end_shard(self, shard: int, plan: LeafPlan) -> None:
         """Add the shard's statistics to the rank's partial sums."""
+        self.put_back()
         if shard == 0:
             self._after_shard_0 = [buffer.clone() for buffer in self.others]
         if self.statistics is None:
@@ -123,6 +149,23 @@ class Buffers:
             sums[plan.into].add_(self._current)
         for into, from_ in plan.merges:
             sums[into].add_(sums[from_])
+
+    def set_aside(self) -> None:
+        """Show the buffers of the step's start, which all ranks have, until `put_back`.
+
+        For validation in the middle of a step: each rank has seen other samples since.
+        """
+        with torch.no_grad():
+            kept = self.keep()
+            self.begin_shard()
+        self._aside = kept
+
+    def put_back(self) -> None:
+        """Go on with the buffers that were set aside, if any."""
+        if self._aside is not None:
+            with torch.no_grad():
+                self.load(self._aside)
+            self._aside = None
 
     def end_step(self, comm: Communicator, others_changed: bool) -> Iterator[None]:
         """Set the averaged statistics and shard 0's other buffers. Runs on the comm lane.

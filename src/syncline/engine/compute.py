@@ -22,7 +22,7 @@ from syncline.engine.bucket import Bucket, Slot
 from syncline.engine.buffers import Buffers
 from syncline.engine.clip import Norm
 from syncline.engine.early import EarlyUpdates
-from syncline.engine.flags import Flags, encode
+from syncline.engine.flags import Alike, Flags, encode
 from syncline.engine.gradients import Gradients
 from syncline.engine.lane import Lane
 from syncline.engine.memory import open_shard
@@ -58,6 +58,8 @@ class ComputeLane:
         self.step_number = 0
         self.check: Callable[[], None] | None = None
         """Called before every step; it raises if the step must be refused."""
+        self.alike = Alike(share.step.comm.size)
+        """What the ranks must have done alike when the next step comes."""
         self._optimizer = optimizer
         self._idle_optimizer = idle_copy(optimizer)
         self._slots = slots
@@ -146,6 +148,12 @@ class ComputeLane:
         self._outside.raise_versions()
         return (self._idle_optimizer,), instead
 
+    def has_entered(self, number: int) -> bool:
+        """Say, on any thread, whether this rank has entered a step, or is in its `step()`."""
+        gradients, mine = self.gradients, self._share.mine
+        is_closed = bool(mine) and gradients.is_closed and gradients.shard == mine[-1]
+        return self.step_number > number or (self.step_number == number and is_closed)
+
     def _close_backward(self) -> None:
         """Close the last shard; refuse a step before all of this rank's shards are done."""
         mine, shard = self._share.mine, self.gradients.shard
@@ -177,6 +185,7 @@ class ComputeLane:
             is_early_invalid=self._early.invalid_because is not None,
             step_s=self._early.step_s(),
             losses=self.gradients.losses,
+            alike=self.alike.take(),
             settings=self._told_to_servers(settings) if self._share.is_served else (),
         )
 

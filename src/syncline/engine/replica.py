@@ -42,10 +42,7 @@ from syncline.engine.layout import Layout, Wishes, choose
 from syncline.engine.optimizer_state import OptimizerState
 from syncline.engine.parameters import GradientTaken, Guarded, become
 from syncline.engine.recording import hook_moments
-from syncline.engine.refusals import (
-    ChangesOutside,
-    find_parameters,
-)
+from syncline.engine.refusals import ChangesOutside, find_parameters
 from syncline.engine.share import Share, make_plan, world_of
 from syncline.engine.state import State
 from syncline.engine.steps import Steps
@@ -133,9 +130,8 @@ class Replica:
             overlap=self.overlap,
             build=self._build_once,
         )
-        settle = self._compute.settle
-        self._state = OptimizerState(optimizer, self.slots, comm.size, lane, settle)
-        self._handles = [*self._hook_model(), *self._state.hook()]
+        self.state = OptimizerState(self._laid_out, comm, control, lane, self._compute)
+        self._handles = [*self._hook_model(), *self.state.hook()]
         self._handles.append(optimizer.register_step_pre_hook(self._compute.before_step))
         if self.has_own:
             self._compute.check = self._check_own
@@ -176,7 +172,7 @@ class Replica:
         for slot in self.slots:
             become(slot.parameter, GradientTaken if slot.fired else Parameter)
             slot.expected = max(slot.expected, slot.fired)
-        self._state.begin(self.buckets, whole)
+        self.state.begin(self.buckets, whole)
         self.run.open()
         if not self.overlap:
             self._compute.take_off()
@@ -270,11 +266,13 @@ class Replica:
         if self._compute.steps is not None:
             self._compute.steps.waited_s = seconds
 
-    # Shards.
-
-    def begin_shard(self, shard: int) -> None:
-        """Say which shard the next forward and backward belong to; optional for the first."""
+    def begin_shard(self, shard: int, *, is_flat: bool = False) -> None:
+        """Say which shard the next batch belongs to; `is_flat`: `step()` comes after each batch."""
         self._compute.gradients.begin_shard(shard, self._share.rank)
+
+    def tell_alike(self, what: str, fingerprint: int) -> None:
+        """Refuse the next step unless every rank tells the same before it."""
+        self._compute.alike.tell(what, fingerprint)
 
     def tell_loss(self, loss: float) -> None:
         """Send this shard's loss with the step's flags: `losses` then has those of all shards."""
@@ -345,7 +343,7 @@ class Replica:
 
     def load_optimizer_state(self, state: State) -> None:
         """Load the whole state, by parameter name; each rank keeps its strips. No collective."""
-        self._state.load(state)
+        self.state.load(state)
 
     def optimizer_state(self, *, is_wanted: bool = True) -> State:
         """Return the whole optimizer state by parameter name. Every rank calls it.
@@ -354,7 +352,7 @@ class Replica:
         """
         self.synchronize()
         with self.comm.traffic.apart():
-            return self._state.gather(is_wanted=is_wanted)
+            return self.state.gather(is_wanted=is_wanted)
 
     # The parameters that represent the run.
 
@@ -422,6 +420,7 @@ class Replica:
         """Remove the hooks; the model keeps its parameters, in its own memory."""
         self.synchronize()
         self.recorder = None
+        self.state.close()
         for handle in self._handles:
             handle.remove()
         self._compute.take_off()

@@ -28,6 +28,7 @@ from syncline.engine.early import EarlyUpdates
 from syncline.engine.flags import Flags
 from syncline.engine.layout import Layout
 from syncline.engine.told_settings import restore
+from syncline.errors import UsageError
 from syncline.perf.trace import Recorder, TaskId
 
 
@@ -258,6 +259,12 @@ class Steps:
     def _act_on_flags(self, invalid_because: str | None) -> None:
         """Act on what all ranks of the step group have told."""
         told = self._flags.read()
+        if not told.is_alike:
+            raise UsageError(
+                "since the last step some ranks have loaded optimizer state that others have not, "
+                "or have drawn another order of data from a sampler. Load the same state on every "
+                "rank, and use a sampler that gives every rank the same order."
+            )
         self._is_early_invalid = told.is_early_invalid or told.without != self._without
         if self._is_early_invalid:
             others = "another rank had to undo its own"
@@ -283,7 +290,9 @@ class Steps:
             self._update(bucket, settings, ("reduce", bucket.index), ("step", -1))
         if bucket.ends_lending:
             bucket.comm.end_lending()
-        bucket.is_early = False
+        if bucket.is_early:
+            bucket.optimizer.forget_kept()
+            bucket.is_early = False
         if bucket.has_copy:
             bucket.in_use.memory.mine.copy_(bucket.parameters.memory.mine)
         bucket.step += 1
