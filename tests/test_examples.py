@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from worlds import untraced
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 SCRIPT = str(ROOT / "examples" / "plain_loop.py")
+OWN = str(ROOT / "examples" / "own_loop.py")
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -47,3 +51,41 @@ def test_three_lines_are_added():
     calls = [line for line in text.splitlines() if re.match(r"[^#\"]*\bsyncline\.\w+\(", line)]
     added = [line for line in calls if "rank()" not in line and "world_size()" not in line]
     assert len(added) == 3
+
+
+def weights(text, ranks):
+    (found,) = re.findall(rf"^{ranks} ranks, accuracy 0\.9\d+, weights (\w+)$", text, re.MULTILINE)
+    return found
+
+
+def own(ranks, *more):
+    return weights(run(str(BIN / "syncline"), "run", "--ranks", str(ranks), OWN, *more), ranks)
+
+
+@pytest.mark.timeout(300)
+def test_the_own_loop_has_one_hash_on_any_number_of_ranks():
+    alone = weights(run(sys.executable, OWN), 1)
+    assert {ranks: own(ranks) for ranks in (2, 3, 4, 8)} == dict.fromkeys((2, 3, 4, 8), alone)
+
+
+@pytest.mark.timeout(300)
+def test_the_own_loop_killed_goes_on_elsewhere_to_the_unbroken_hash(tmp_path):
+    saved = tmp_path / "saved.pt"
+    command = [str(BIN / "syncline"), "run", "--ranks", "2", OWN, str(saved)]
+    for ranks in (3, 1):
+        started = subprocess.Popen(
+            command, env=untraced("RANK"), cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE
+        )
+        first = saved.stat().st_mtime_ns if saved.exists() else 0
+        while not saved.exists() or saved.stat().st_mtime_ns == first:
+            assert started.poll() is None, started.stderr.read()
+            time.sleep(0.01)
+        os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+        kept = saved.read_bytes()
+        for _ in range(2):
+            saved.write_bytes(kept)
+            resumed = own(ranks, str(saved))
+        # The file is now of a run that ended: begin the next turn from the place of the kill.
+        saved.write_bytes(kept)
+        assert resumed == own(1)

@@ -431,6 +431,61 @@ loop_alone(
 )
 
 
+LOOP_OVER_SHARDS = [
+    "import torch",
+    "from torch.utils.data import DataLoader, DistributedSampler",
+    "model = torch.nn.Linear(4, 4)",
+    "optimizer = torch.optim.AdamW(model.parameters())",
+    "other = torch.optim.SGD(model.parameters(), momentum=0.9)",
+    "syncline.distribute(model, optimizer, shards=4)",
+    "data = torch.ones(32, 4)",
+    "batches = syncline.shards(DataLoader(data, batch_size=2))",
+    "for step in batches:",
+    "    [model(x).sum().backward() for x in step]",
+    "    optimizer.step()",
+    "    optimizer.zero_grad()",
+    "state = optimizer.state_dict()",
+]
+
+
+def after_a_loop(what: str, *lines: str) -> None:
+    """Add a case: lines behind a small loop of a script, on one rank."""
+    text = SAY_IT.format(body="\n    ".join([*LOOP_OVER_SHARDS, *lines]))
+    case(what)(lambda trial: start_script(trial, text, 1, ["aa" * 16]))
+
+
+after_a_loop(
+    "optimizer state of another model",
+    "state['state'][0]['exp_avg'] = torch.zeros(3, 3)",
+    "optimizer.load_state_dict(state)",
+)
+after_a_loop(
+    "optimizer state of another optimizer",
+    "other.state[model.weight]['momentum_buffer'] = torch.zeros(4, 4)",
+    "optimizer.load_state_dict({**state, 'state': other.state_dict()['state']})",
+)
+after_a_loop(
+    "optimizer state under a wrong name",
+    "syncline.load_optimizer_state(model, {'body.weight': state['state'][0]})",
+)
+after_a_loop("no optimizer state", "syncline.load_optimizer_state(model, {})")
+after_a_loop(
+    "a loader's position from another number of shards",
+    "batches.load_state_dict({**batches.state_dict(), 'shards': 8})",
+)
+after_a_loop(
+    "a loader's position in the middle of a step",
+    "steps = iter(batches)",
+    "[model(x).sum().backward() for x in next(steps)]",
+    "batches.state_dict()",
+)
+after_a_loop(
+    "a DistributedSampler and shard()",
+    "sampler = DistributedSampler(data, num_replicas=2, rank=0)",
+    "syncline.shard(DataLoader(data, batch_size=2, sampler=sampler))",
+)
+
+
 def disturbed_run(trial: Trial, number: int, *sets: str) -> str:
     """Send a signal to one rank of a run that is under way."""
     words = [word for one in ("run.steps=100000", *sets) for word in ("--set", one)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -15,8 +17,9 @@ from syncline.contract import Strategy
 from syncline.engine.replica import Replica
 from syncline.engine.torch_calls import watch
 from syncline.errors import ConfigError, UsageError
-from syncline.loader import FlatLoader, ServingLoader, ShardedLoader, check_one_shard
-from syncline.session import current_session, open_session
+from syncline.loader import FlatLoader, ServingLoader, ShardedLoader, made_of
+from syncline.session import Session, current_session, open_session
+from syncline.step_batches import Dealt
 from syncline.strategies import make_strategy
 
 
@@ -109,6 +112,7 @@ def distribute(
             "some ranks would only serve, and take part in every step of the others: they cannot "
             "know when a loop of your own has ended. Use servers=0, or `syncline train`."
         )
+    replica.state.open(session.world.address if session.world.num_machines > 1 else None)
     replica.warn_of_own()
     watch(replica.loop, model, optimizer)
     session.replicas.append(replica)
@@ -123,42 +127,85 @@ def _replica_of(model: nn.Module) -> Replica:
     raise UsageError("this model was not given to syncline.distribute()")
 
 
-def shard(loader: DataLoader[Any], *, seed: int = 0) -> FlatLoader | ServingLoader:
+def shard(
+    loader: DataLoader[Any], *, seed: int = 0, accumulate: int = 1
+) -> FlatLoader | ServingLoader:
     """Return a loader over this rank's part of the data; `batch_size` is the size of a shard.
+
+    With more shards than ranks it yields this rank's shards of a step one after the other. With
+    `accumulate=k` a shard has k batches: call `step()` after each k-th. Each loop over it is the
+    next epoch, also if `shard(loader)` is called anew for it. It has `state_dict()`,
+    `load_state_dict()` and `set_epoch()`, and the attributes of the loader. `len()` counts this
+    rank's batches, `num_steps` the steps: use that for learning-rate schedules.
 
     On a rank that only serves others (strategy "server" with servers) it yields nothing, and ends
     when the others have left.
 
-    Before each batch torch's generator is seeded by (seed, step, shard), so that dropout does not
-    depend on the number of ranks.
+    Before each batch the generators of torch, Python and numpy are seeded by (seed, step, shard),
+    so that augmentation and dropout do not depend on the number of ranks.
     """
-    steps = shards(loader, seed=seed)
-    if isinstance(steps, ServingLoader):
-        return steps
-    check_one_shard(steps.mine)
-    return FlatLoader(steps)
+    return _sharded(loader, seed, accumulate, FlatLoader)
 
 
-def shards(loader: DataLoader[Any], *, seed: int = 0) -> ShardedLoader | ServingLoader:
+def shards(
+    loader: DataLoader[Any], *, seed: int = 0, accumulate: int = 1
+) -> ShardedLoader | ServingLoader:
     """Return an iterator over steps; each step iterates over the shards that this rank computes.
 
-    On a rank that only serves others it yields no step.
+    A step can be iterated over more than once: for several models, each in turn. Otherwise as
+    `shard`. On a rank that only serves others it yields no step.
     """
+    return _sharded(loader, seed, accumulate, lambda steps: steps)
+
+
+_Loader = TypeVar("_Loader", FlatLoader, ShardedLoader)
+
+
+def _sharded(
+    loader: DataLoader[Any], seed: int, accumulate: int, make: Callable[[ShardedLoader], _Loader]
+) -> _Loader | ServingLoader:
+    if not isinstance(loader, DataLoader):
+        raise UsageError(
+            f"shard() takes a torch DataLoader, but got a {type(loader).__name__}. Give each rank "
+            "its part yourself, by syncline.rank() and syncline.world_size()."
+        )
+    if accumulate < 1:
+        raise ConfigError("accumulate", f"got {accumulate}", "it must be at least 1", "")
     session = current_session()
     replicas = [one for one in session.replicas if not one.is_detached]
-    replica = replicas[-1] if replicas else None
-    if replica is None:
-        count = session.world.size
-        mine = range(*shard_range(count, count, session.world.rank))
-        return ShardedLoader(loader, count, mine, None, seed)
     serving = [one for one in replicas if not all(one.plan.shards)]
     if serving and len(replicas) > 1:
         raise UsageError(
             "ranks that only serve loop for one model. Use servers=0 for several: then every rank "
             "holds strips of each."
         )
-    steps = ShardedLoader(loader, replica.shards, replica.my_shards, replica, seed)
-    return steps if replica.my_shards else ServingLoader(replica, steps)
+    made, key = made_of(loader, session), (seed, accumulate)
+    if key not in made:
+        made[key] = ShardedLoader(loader, partial(_deal, session), seed, accumulate=accumulate)
+    steps = made[key]
+    replica = session.replicas[-1] if session.replicas else None
+    if replica is not None and not replica.my_shards:
+        return ServingLoader(replica, steps)
+    return make(steps)
+
+
+def _deal(session: Session) -> Dealt:
+    """Return how the shards of a step are dealt to the ranks now."""
+    replicas, world = session.replicas, session.world
+    if not replicas:
+        return Dealt(world.size, range(*shard_range(world.size, world.size, world.rank)))
+    counts = sorted({replica.shards for replica in replicas})
+    if len(counts) > 1:
+        raise UsageError(
+            f"the models have {' and '.join(map(str, counts))} shards, but a batch is one shard of "
+            "each. Use the same shards= for all."
+        )
+    if len({replica.my_shards for replica in replicas}) > 1:
+        raise UsageError(
+            "the models' strategies give this rank different shards, but a batch is one shard of "
+            "each. Use strategies whose workers are the same ranks."
+        )
+    return Dealt(counts[0], replicas[0].my_shards, replicas)
 
 
 def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
@@ -197,10 +244,17 @@ def discard_gradients(model: nn.Module) -> None:
 
 
 def optimizer_state(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """Return the whole optimizer state by parameter name. Every rank calls it."""
+    """Return the whole optimizer state by parameter name. Every rank calls it.
+
+    `optimizer.state_dict()` returns it in torch's format, on one rank alone.
+    """
     return _replica_of(model).optimizer_state()
 
 
 def load_optimizer_state(model: nn.Module, state: dict[str, dict[str, Any]]) -> None:
-    """Load what `optimizer_state` returned, perhaps on another number of ranks."""
+    """Load what `optimizer_state` returned, perhaps on another number of ranks; on every rank.
+
+    What `optimizer.state_dict()` returned is taken as well. Names, keys and shapes must be those of
+    this model and optimizer.
+    """
     _replica_of(model).load_optimizer_state(state)

@@ -215,6 +215,9 @@ class Whole(Protocol):
     def gather_state(self, *, is_wanted: bool) -> State | None:
         """Return the whole optimizer state; None: each rank has its own. Every rank calls it."""
 
+    def read_state(self) -> State | None:
+        """Return the whole optimizer state, on this rank alone; None: each rank has its own."""
+
     def state(self) -> dict[str, torch.Tensor]:
         """Return what a checkpoint must hold besides parameters and optimizer state."""
 

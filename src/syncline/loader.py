@@ -2,32 +2,27 @@
 
 The loader's `batch_size` is the size of one shard; a step takes one batch for each shard. The
 order of samples depends on (seed, epoch) alone. Samples that do not fill a whole step are left out,
-so that all shards have the same weight.
+so that all shards have the same weight. A loader knows its position, so a script can save it and go
+on from it, on another number of ranks as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader
 
 from syncline.engine.replica import Replica
 from syncline.errors import UsageError
+from syncline.like_loader import LikeLoader
+from syncline.position import Position
+from syncline.samples import Batches, Drawn, Order, SeededBatch, seed_generators, seeded_loader
+from syncline.samples import epoch_order as epoch_order
 from syncline.seeds import seed_for
-
-
-def epoch_order(num_samples: int, seed: int, epoch: int, *, shuffle: bool = True) -> torch.Tensor:
-    """Return the order of samples in an epoch: the same on every rank.
-
-    >>> epoch_order(4, seed=0, epoch=0, shuffle=False).tolist()
-    [0, 1, 2, 3]
-    """
-    if not shuffle:
-        return torch.arange(num_samples)
-    generator = torch.Generator().manual_seed(seed_for(seed, "order", epoch))
-    return torch.randperm(num_samples, generator=generator)
+from syncline.step_batches import Dealt, Step
 
 
 def reseed(seed: int, step: int, shard: int) -> None:
@@ -40,129 +35,260 @@ def reseed(seed: int, step: int, shard: int) -> None:
         torch.default_generator.manual_seed(value)
 
 
-class _Batches:
-    """A batch sampler: the indices of this rank's shards, step by step."""
-
-    def __init__(self, order: list[int], size: int, shards: int, mine: range) -> None:
-        self._order, self._size, self._shards, self._mine = order, size, shards, mine
-        self.num_steps = len(order) // (size * shards)
-
-    def __len__(self) -> int:
-        return self.num_steps * len(self._mine)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for step in range(self.num_steps):
-            for shard in self._mine:
-                start = (step * self._shards + shard) * self._size
-                yield self._order[start : start + self._size]
-
-
-class ShardedLoader:
-    """Iterates over steps; each step iterates over this rank's shards and informs the replica."""
+class ShardedLoader(LikeLoader):
+    """Iterates over steps; each step iterates over this rank's shards and informs the replicas."""
 
     def __init__(
-        self, loader: DataLoader[Any], shards: int, mine: range, replica: Replica | None, seed: int
+        self,
+        loader: DataLoader[Any],
+        deal: Callable[[], Dealt],
+        seed: int,
+        *,
+        accumulate: int = 1,
     ) -> None:
-        if isinstance(loader.dataset, IterableDataset):
+        """`deal` says how shards are dealt now: a model may still come. `accumulate` is how many
+        batches a shard has."""
+        self.loader = loader
+        self.seed = seed
+        self.accumulate = accumulate
+        self._deal = deal
+        self._order = Order(loader, seed)
+        self._position = Position()
+        self._batches = Batches()
+        self._seeded: DataLoader[Any] | None = None
+        self._known: Dealt | None = None
+        self._under_way: Step | None = None
+        if deal().replicas:
+            self._steps_in(self.dealt())
+
+    def dealt(self) -> Dealt:
+        """Return how shards are dealt; refuse if something was counted on other numbers."""
+        dealt, known = self._deal(), self._known
+        if known is not None and (known.shards, known.mine) != (dealt.shards, dealt.mine):
             raise UsageError(
-                "a data set without indices cannot be cut into shards: which sample is whose? "
-                "Give each rank its part yourself, or use a map-style data set."
+                f"this loader was used before distribute(), when a step had {known.shards} shards; "
+                f"now it has {dealt.shards}. Call shard() or shards() after distribute()."
             )
-        if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
+        self._known = dealt
+        self._position.check_shards(dealt.shards)
+        return dealt
+
+    def _steps_in(self, dealt: Dealt) -> int:
+        num_steps = self._order.num_batches // (dealt.shards * self.accumulate)
+        if num_steps == 0:
+            parts = f" with {self.accumulate} batches" if self.accumulate > 1 else ""
             raise UsageError(
-                f"the loader's sampler is a {type(loader.sampler).__name__}, but shards need an "
-                "order that is the same on every rank. Use shuffle=True or False and no sampler."
+                f"{self._order.num_samples} samples do not fill one step of {dealt.shards} shards "
+                f"of {self.loader.batch_size or 'a batch'}{parts}. Use smaller shards or fewer of "
+                "them."
             )
-        if loader.batch_size is None:
-            raise UsageError("the loader has no batch_size, which is the size of one shard")
-        self._loader = loader
-        self._shards = shards
-        self.mine = mine
-        self._replica = replica
-        self._seed = seed
-        self._is_shuffled = isinstance(loader.sampler, RandomSampler)
-        self._num_samples = len(loader.dataset)  # type: ignore[arg-type]
-        self._size = loader.batch_size
-        self.epoch = 0
-        self._step = 0
-        if len(self) == 0:
-            raise UsageError(
-                f"{self._num_samples} samples do not fill one step of {shards} shards of "
-                f"{loader.batch_size}. Use smaller shards or fewer of them."
-            )
+        return num_steps
+
+    @property
+    def num_steps(self) -> int:
+        """Steps in an epoch: what a learning-rate schedule counts, on any number of ranks."""
+        return self._steps_in(self.dealt())
 
     def __len__(self) -> int:
         """Steps in an epoch."""
-        return self._num_samples // (self._size * self._shards)
+        return self.num_steps
 
-    def __iter__(self) -> Iterator[Iterator[Any]]:
-        order = epoch_order(
-            self._num_samples, self._seed, self.epoch, shuffle=self._is_shuffled
-        ).tolist()
-        self.epoch += 1
-        loader = self._loader
-        batches: DataLoader[Any] = DataLoader(
-            loader.dataset,
-            batch_sampler=_Batches(order, self._size, self._shards, self.mine),
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            prefetch_factor=loader.prefetch_factor,
-            multiprocessing_context=loader.multiprocessing_context,
-        )
-        iterator = iter(batches)
-        for _ in range(len(self)):
-            shards = self._one_step(iterator)
-            yield shards
-            for _ in shards:
-                pass  # skip shards that the user's loop did not take, so that data stays in order
-            self._step += 1
+    @property
+    def mine(self) -> range:
+        """The shards that this rank computes."""
+        return self.dealt().mine
 
-    def _one_step(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for shard in self.mine:
-            batch = next(batches)
-            if self._replica is not None:
-                self._replica.begin_shard(shard)
-            reseed(self._seed, self._step, shard)
-            yield batch
+    @property
+    def epoch(self) -> int:
+        """The epoch under way, or the next one."""
+        return self._position.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next loop be this epoch. Not needed: each loop is the next epoch.
+
+        If this loader resumes in the middle of that very epoch, it still does.
+        """
+        self._position.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Step]:
+        dealt = self.dealt()
+        num_steps = self._steps_in(dealt)
+        turn = self._position.begin()
+        drawn = self._draw(dealt, turn.epoch)
+        turn.last = len(drawn) // (dealt.shards * self.accumulate)
+        batches = self._fetch(dealt, drawn, turn.epoch * num_steps, turn.step, turn.last)
+        under_way = None
+        try:
+            while turn.step < turn.last:
+                number = turn.epoch * num_steps + turn.step
+                under_way = Step(dealt, self.accumulate, self.seed, number, batches)
+                self._under_way = under_way
+                yield under_way
+                under_way.finish()
+                turn.advance()
+        finally:
+            # Ended or left: the next loop is the next epoch. But a look at the first batch, perhaps
+            # on one rank, is no loop.
+            turn.end(is_begun=under_way is not None and under_way.is_begun())
+            if under_way is not None:
+                under_way.leave()
+            self._under_way = None
+            # Outside of loops all ranks have the same random numbers.
+            seed_generators(seed_for(self.seed, "between", turn.epoch))
+
+    def _draw(self, dealt: Dealt, epoch: int) -> Drawn:
+        drawn = self._order.draw(epoch)
+        told = self._order.fingerprint
+        if told is not None and torch.is_grad_enabled():
+            for replica in dealt.replicas:
+                replica.tell_alike("order of data", told)
+        return drawn
+
+    def _fetch(
+        self, dealt: Dealt, drawn: Drawn, number: int, first: int, last: int
+    ) -> Iterator[Any]:
+        """Return an iterator over this rank's batches of the steps from `first` to `last`.
+
+        `number` is that of the epoch's first step.
+        """
+        per_shard, seed = self.accumulate, self.seed
+
+        def batches() -> Iterator[SeededBatch]:
+            for step in range(first, last):
+                for shard in dealt.mine:
+                    start = (step * dealt.shards + shard) * per_shard
+                    for part in range(per_shard):
+                        value = seed_for(seed, "fetch", number + step, shard, part)
+                        yield SeededBatch(value, drawn[start + part])
+
+        self._batches.begin(batches)
+        if self._seeded is None:
+            self._seeded = seeded_loader(self.loader, self._batches)
+        return iter(self._seeded)
+
+    # Saving and loading.
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether the last batch that was given is this rank's last of its step."""
+        return self._under_way is None or self._under_way.is_all_given
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, to be saved with the model after the last step that was taken."""
+        dealt, step = self.dealt(), self._position.step
+        if self._under_way is not None:
+            step += self._under_way.is_taken()
+        place = {"epoch": self._position.epoch, "step": step}
+        return place | self._facts(dealt) | self._order.state()
+
+    def _facts(self, dealt: Dealt) -> dict[str, Any]:
+        """Return what the order of data depends on."""
+        return {
+            "seed": self.seed,
+            "shards": dealt.shards,
+            "batch_size": self.loader.batch_size,
+            "accumulate": self.accumulate,
+            "num_samples": self._order.num_samples,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a position: the next loop begins there. Other data or shards are refused."""
+        facts = self._facts(self._deal())
+        missing = sorted({"epoch", "step", *facts} - state.keys())
+        if missing:
+            raise UsageError(
+                f"this is not the state of a loader: it lacks {', '.join(missing)}. Load what its "
+                "state_dict() returned."
+            )
+        if not self._deal().replicas:
+            facts.pop("shards")  # the model that has them may come later
+        for name, value in facts.items():
+            if state[name] != value:
+                raise UsageError(
+                    f"the loader's state was saved with {name} {state[name]}, but this loader has "
+                    f"{value}: the order of data would be another. Use the same {name}."
+                )
+        self._order.check_state(state.get("drawn_epoch"), state.get("drawn"))
+        self._position.load(state["epoch"], state["step"], state["shards"])
+        self._under_way = None
 
 
-class FlatLoader:
-    """Iterates over batches, one a step, where a rank has one shard a step."""
+class FlatLoader(LikeLoader):
+    """Iterates over this rank's batches, one after the other."""
 
     def __init__(self, steps: ShardedLoader) -> None:
         self._steps = steps
+        self.loader = steps.loader
 
     def __len__(self) -> int:
-        return len(self._steps)
+        """Batches in an epoch on this rank. `num_steps` counts steps."""
+        steps = self._steps
+        return steps.num_steps * len(steps.mine) * steps.accumulate
 
     def __iter__(self) -> Iterator[Any]:
-        for shards in self._steps:
-            yield from shards
+        for step in self._steps:
+            yield from step.give(is_flat=True)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps in an epoch: what a learning-rate schedule counts, on any number of ranks."""
+        return self._steps.num_steps
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether the last batch that was given is this rank's last of its step."""
+        return self._steps.ends_step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way, or the next one."""
+        return self._steps.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next loop be this epoch. Not needed: each loop is the next epoch."""
+        self._steps.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, to be saved with the model after the last step that was taken."""
+        return self._steps.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a position: the next loop begins there. Other data or shards are refused."""
+        self._steps.load_state_dict(state)
 
 
-class ServingLoader:
+class ServingLoader(FlatLoader):
     """For a rank that only serves: it yields no data, and ends when all other ranks have ended."""
 
     def __init__(self, replica: Replica, others: ShardedLoader) -> None:
         """`others` is the loader of a rank that computes."""
+        super().__init__(others)
         self._replica = replica
-        self._others = others
 
     def __len__(self) -> int:
         """Steps in an epoch of the ranks that compute: learning-rate schedules need it."""
-        return len(self._others)
+        return self._steps.num_steps
 
     def __iter__(self) -> Iterator[Any]:
         self._replica.serve_to_the_end()
         return iter(())
 
 
-def check_one_shard(mine: Sequence[int]) -> None:
-    if len(mine) != 1:
-        raise UsageError(
-            f"this rank has {len(mine)} shards a step, so one batch is not one step. Loop over "
-            "`for step in syncline.shards(loader): for x, y in step: ...`, with step() once a step."
-        )
+class _Made:
+    """The sharded loaders made from a DataLoader, kept with it: a second `shard()` goes on."""
+
+    def __init__(self, session: object) -> None:
+        self.session = weakref.ref(session)
+        self.by_settings: dict[tuple[int, int], ShardedLoader] = {}
+
+    def __reduce__(self) -> Any:
+        return object, ()  # a copy of the DataLoader starts anew
+
+
+def made_of(loader: DataLoader[Any], session: object) -> dict[tuple[int, int], ShardedLoader]:
+    """Return the sharded loaders made from a loader in this session, by seed and `accumulate`."""
+    made = vars(loader).get("_syncline_made")
+    if not isinstance(made, _Made) or made.session() is not session:
+        made = _Made(session)
+        vars(loader)["_syncline_made"] = made
+    return made.by_settings

@@ -218,6 +218,7 @@ class Session:
                 self.lane.drain()
         if self.lane.failure is None:
             self.lane.close()
+            self._stay(in_good_order=in_good_order)
         if self.control is not None:
             self.control.close(in_good_order=in_good_order)
         if self.lane.failure is None and in_good_order:
@@ -228,6 +229,16 @@ class Session:
 
                 dist.destroy_process_group()
         self._links.close()
+
+    def _stay(self, *, in_good_order: bool) -> None:
+        """Answer other ranks that read optimizer state, until all have left."""
+        states = [replica.state for replica in self.replicas]
+        if in_good_order and self.control is not None and any(s.is_asked for s in states):
+            with contextlib.suppress(KeyboardInterrupt):
+                self.control.say_farewell()
+                self.control.wait_until_left(set(range(self.world.size)) - {self.world.rank})
+        for state in states:
+            state.close()
 
 
 def _choose_interface(address: str) -> None:

@@ -40,9 +40,9 @@ def seconds(what, size_bytes, machines, latency_s):
 
 
 def flags_s(layers, ranks, latency_s, more=0):
-    """Return the time of the meeting in which ranks tell each other three numbers and more."""
+    """Return the time of the meeting in which ranks tell each other four numbers and more."""
     element_bytes = 8 if more else 4
-    num_bytes = element_bytes * (len(layers) + 3 + ranks + more)
+    num_bytes = element_bytes * (len(layers) + 4 + ranks + more)
     return seconds("all_reduce", num_bytes, ranks, latency_s)
 
 
@@ -129,5 +129,5 @@ def test_one_dedicated_synchronous_server(seed):
     expected = 2 * workers * size_bytes / RATE + 2 * len(layers) * latency_s
     make = lambda: SyncServer(SyncServerSettings(servers=1))  # noqa: E731
     found = step_s(idle, workers + 1, latency_s, make)
-    meeting_s = seconds("all_reduce", 4 * (len(idle) + 3 + workers), workers + 1, latency_s)
+    meeting_s = seconds("all_reduce", 4 * (len(idle) + 4 + workers), workers + 1, latency_s)
     assert found - meeting_s == pytest.approx(expected, rel=WITHIN)

@@ -12,8 +12,7 @@ The first failure is passed on to every rank, and ranks that wait are woken. If 
 on without a rank (`tolerate`), its end is noted and passed on, and no other rank fails. Then every
 rank watches the processes of its machine itself, so it does not depend on a leader to hear of them.
 Across machines a leader that leaves in good order relays messages until all ranks below it have
-left. Each rank keeps a progress record (step, bucket, phase), which the ranks of its machine can
-read even after its death.
+left. Each rank keeps a progress record, which ranks of its machine can read after its death.
 """
 
 from __future__ import annotations
@@ -86,8 +85,7 @@ class Control:
         self._lock = threading.RLock()
         self._wake, self._waker = socket.socketpair()
         self._changed = threading.Condition(self._lock)
-        self._closing = False
-        self._is_over = False
+        self._closing = self._has_left = self._is_over = False
         for sock in self._links.values():
             sock.settimeout(_SEND_S)
         self._thread = threading.Thread(target=self._watch, name="syncline-control", daemon=True)
@@ -200,11 +198,18 @@ class Control:
         sentence = f"rank {rank} failed {self._reports.describe(rank)}: {why}"
         self._send_all(ControlMessage(gone=rank, how="died", why=sentence))
 
-    def _relay_until_all_left(self) -> None:
-        """Wait until the ranks below have left: their messages to each other pass through here."""
-        while self.failure is None and self._children - self.left - self.gone.keys():
+    def wait_until_left(self, ranks: set[int]) -> None:
+        """Wait until these ranks have left or are gone, or one has failed."""
+        while self.failure is None and ranks - self.left - self.gone.keys():
             with self._changed:
                 self._changed.wait(HEARTBEAT_S)
+
+    def say_farewell(self) -> None:
+        """Tell the peers that this rank ends in good order. From now on failures are theirs."""
+        if self.failure is None and not self._has_left:
+            self._has_left = True
+            self.progress.write_left()
+            self._send_all(ControlMessage(left=[self.place.rank]))
 
     def close(self, *, in_good_order: bool = True) -> None:
         """Close the connections; say farewell first, so that peers do not report a death."""
@@ -213,10 +218,9 @@ class Control:
                 return
             self._closing = True
         if in_good_order and self.failure is None:
-            self.progress.write_left()
-            self._send_all(ControlMessage(left=[self.place.rank]))
-            if len(self.place.leaders) > 1:
-                self._relay_until_all_left()
+            self.say_farewell()
+            if len(self.place.leaders) > 1:  # the children's messages pass through here
+                self.wait_until_left(self._children)
         self._is_over = True
         self._waker.send(b"x")
         self._thread.join(timeout=_SEND_S)
@@ -325,12 +329,12 @@ class Control:
                 self._send_all(ControlMessage(gone=rank, how=how, why=sentence), but=source)
                 self._tell_gone(rank)
                 return
-            if rank != self.place.rank:
+            if rank != self.place.rank and not self._has_left:
                 # Log before another thread can see the failure and end the process.
                 log.error("rank %d: %s", self.place.rank, sentence)
                 failure.is_logged = True
             self.failure = failure
-            callbacks = list(self._callbacks)
+            callbacks = [] if self._has_left else list(self._callbacks)
             self._changed.notify_all()
         self._send_all(ControlMessage(gone=rank, how=how, why=sentence), but=source)
         for callback in callbacks:

@@ -12,7 +12,8 @@ which the user may change, and after a load, until the next step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -78,11 +79,26 @@ class StripOptimizer(Protocol):
     def undo(self) -> None:
         """Restore the state that was kept. The caller restores the parameters."""
 
-    def held_of(self, slot: Slot) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        """Yield the state of a parameter's pieces: start and stop in the bucket, and state."""
+    def forget_kept(self) -> None:
+        """Forget the state that was kept: every rank has entered the step of the early update."""
 
-    def load_state(self, slot: Slot, state: dict[str, Any]) -> None:
-        """Load this strip's part of a parameter's whole state."""
+    lock: threading.Lock
+    """Held by a thread that reads state, and while it is kept or loaded."""
+
+    def held_of(
+        self, slot: Slot, *, before_load: bool = False
+    ) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        """Yield the state of a parameter's pieces: start and stop in the bucket, and state.
+
+        It is without an early update, and with `before_load` without what was loaded since the last
+        update.
+        """
+
+    def load_state(self, whole: Mapping[str, dict[str, Any]], spread: Set[str]) -> None:
+        """Load this strip's part of the whole state, by parameter name, for the next update on.
+
+        `spread` are the keys of values with one number for each element.
+        """
 
 
 class Event(Protocol):

@@ -117,6 +117,8 @@ class Buffers:
         self._seen_norms: list[tuple[torch.Tensor, int]] = []
         self._places: list[int] = []
         self._after_shard_0: list[torch.Tensor] = []
+        self._aside: Kept | None = None
+        """The buffers of the shard under way, while those of the step's start are shown."""
         self.lay_out(comm, spread)
         self.begin_step()
 
@@ -243,6 +245,7 @@ class Buffers:
 
     def begin_step(self) -> None:
         """Keep the buffers from which every shard of the step starts."""
+        self._aside = None
         if self._norms:
             self._start.copy_(self._current)
         self._start_small = [_kept(buffer) for buffer in self._small]
@@ -263,6 +266,7 @@ class Buffers:
 
     def begin_shard(self) -> None:
         """Restore the buffers from the start of the step."""
+        self._aside = None
         if self._norms:
             self._current.copy_(self._start)
         for home, start in zip(self._small_homes, self._start_small, strict=True):
@@ -283,6 +287,7 @@ class Buffers:
     def end_shard(self, shard: int, plan: LeafPlan, kept: Kept | None = None) -> None:
         """Add the shard's statistics to the rank's partial sums; `kept` are its buffers, if not the
         present ones."""
+        self.put_back()
         if shard == 0:
             others = self.others if kept is None else kept.small[len(self._counters) :]
             self._after_shard_0 = [_kept(buffer) for buffer in others]
@@ -297,6 +302,23 @@ class Buffers:
             sums[plan.into].add_(current)
         for into, from_ in plan.merges:
             sums[into].add_(sums[from_])
+
+    def set_aside(self) -> None:
+        """Show the buffers of the step's start, which all ranks have, until `put_back`.
+
+        For validation in the middle of a step: each rank has seen other samples since.
+        """
+        with torch.no_grad():
+            kept = self.keep()
+            self.begin_shard()
+        self._aside = kept
+
+    def put_back(self) -> None:
+        """Go on with the buffers that were set aside, if any."""
+        if self._aside is not None:
+            with torch.no_grad():
+                self.load(self._aside)
+            self._aside = None
 
     def end_step(self, comm: Communicator, others_changed: bool) -> Iterator[None]:
         """Set the averaged statistics and shard 0's other buffers. Runs on the comm lane.

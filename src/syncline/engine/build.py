@@ -108,7 +108,7 @@ class LaidOutModel:
         """Empty until they are built."""
         self.reach = find_reach(optimizer)
         self._model = model
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._param_group_of = param_group_numbers(optimizer)
 
     def lay_out(
@@ -163,7 +163,7 @@ class LaidOutModel:
         """Return the user's optimizer for elements `low` to `high` of memory like a bucket's."""
         memory = (parameters, gradient)
         return OptimizerOnStrip(
-            self._optimizer, bucket, memory, low, high, self.reach, self._group_number
+            self.optimizer, bucket, memory, low, high, self.reach, self._group_number
         )
 
     def cut(self, bucket: Bucket, owns: Sequence[bool]) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from syncline.engine.buffers import Buffers
 from syncline.engine.changes import ChangesOutside
 from syncline.engine.clip import Norm, clip_values
 from syncline.engine.early import EarlyUpdates
-from syncline.engine.flags import Flags, encode
+from syncline.engine.flags import Alike, Flags, encode
 from syncline.engine.gradients import Gradients
 from syncline.engine.lane import Lane
 from syncline.engine.memory import open_shard
@@ -69,6 +69,8 @@ class ComputeLane:
         """Called before every step; it raises if the step must be refused."""
         self.before_flags: Callable[[int], None] | None = None
         """Called with the step's number when its gradients are complete."""
+        self.alike = Alike(share.step.comm.size)
+        """What the ranks must have done alike when the next step comes."""
         self._optimizer = optimizer
         self._strategy = strategy
         self._idle_optimizer = idle_copy(optimizer)
@@ -170,6 +172,12 @@ class ComputeLane:
         self._outside.raise_versions()
         return (self._idle_optimizer,), instead
 
+    def has_entered(self, number: int) -> bool:
+        """Say, on any thread, whether this rank has entered a step, or is in its `step()`."""
+        gradients, mine = self.gradients, self._share.mine
+        is_closed = bool(mine) and gradients.is_closed and gradients.shard == mine[-1]
+        return self.step_number > number or (self.step_number == number and is_closed)
+
     def _close_backward(self) -> None:
         """Close the last shard; refuse to end a step before all of this rank's shards are done."""
         mine, shard = self._share.mine, self.gradients.shard
@@ -206,6 +214,7 @@ class ComputeLane:
             has_changed_parameters=self._outside.tell(),
             step_s=self._early.step_s(),
             losses=self.gradients.losses,
+            alike=self.alike.take(),
             settings=self._told_to_servers(settings) if self._share.is_served else (),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,6 +26,8 @@ class Told(NamedTuple):
     """Whether some rank's parameters were changed outside the optimizer: loaded, or in place."""
     step_s: float
     """The time since the last step was entered, summed over ranks."""
+    is_alike: bool
+    """Whether all ranks have told the same through `Alike`."""
     settings: list[float]
     """What ranks that only serve cannot know: the numbers of the optimizer's settings, and how many
     batches norm layers have seen. Empty if all ranks compute."""
@@ -37,13 +40,14 @@ def encode(
     is_early_invalid: bool,
     step_s: float,
     losses: Sequence[float],
+    alike: float = 0.0,
     settings: Sequence[float] = (),
     has_changed_parameters: bool = False,
 ) -> list[float]:
     """Return one rank's numbers in the order of the sum.
 
-    `losses` has a place for each shard of the step group, zero for shards of other ranks. One rank
-    gives the `settings`, the others zeros.
+    `losses` has a place for each shard of the step group, zero for shards of other ranks. `alike`
+    is what `Alike.take` returned. One rank gives the `settings`, the others zeros.
     """
     return [
         *map(float, has_gradient),
@@ -51,9 +55,33 @@ def encode(
         float(is_early_invalid),
         float(has_changed_parameters),
         step_s,
+        alike,
         *losses,
         *settings,
     ]
+
+
+class Alike:
+    """What this rank did since the last step, as one number: the step is refused if ranks differ.
+
+    It is for what every rank must do alike, such as to load optimizer state.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        # So that float32 holds the sum over all ranks exactly.
+        self._limit = max(1, (1 << 24) // num_ranks - 1)
+        self._told: dict[str, int] = {}
+
+    def tell(self, what: str, fingerprint: int) -> None:
+        """Note what was done; of the same thing the last counts."""
+        self._told[what] = fingerprint
+
+    def take(self) -> float:
+        """Return the number for the next step's flags: 0 if nothing was told."""
+        if not self._told:
+            return 0.0
+        told, self._told = sorted(self._told.items()), {}
+        return 1.0 + zlib.crc32(repr(told).encode()) % self._limit
 
 
 class Flags:
@@ -65,6 +93,8 @@ class Flags:
         self._num_parameters = num_parameters
         self._num_losses = num_losses
         self._num_settings = num_settings
+        self._num_ranks = comm.size
+        self._alike = 0.0
         num_elements = num_parameters + _NUM_EXTRA + num_losses + num_settings
         # Settings are Python floats: float64 keeps all their bits.
         dtype = torch.float64 if num_settings else torch.float32
@@ -76,16 +106,19 @@ class Flags:
         """Write this rank's numbers, as `encode` returned them."""
         if self._view is not None:
             self._view[:] = values
+            self._alike = values[self._num_parameters + _NUM_EXTRA - 1]
 
     def read(self) -> Told:
         """Return what all ranks told, after the sum."""
         found = self.partials.result.tolist()
-        *has_gradient, has_changed, spoilt, is_outside, step_s = found[
-            : self._num_parameters + _NUM_EXTRA
-        ]
+        told = found[: self._num_parameters + _NUM_EXTRA]
+        *has_gradient, has_changed, spoilt, is_outside, step_s, alike = told
         without = frozenset(number for number, has in enumerate(has_gradient) if not has)
         settings = found[-self._num_settings :] if self._num_settings else []
-        return Told(without, has_changed > 0, spoilt > 0, is_outside > 0, step_s, settings)
+        is_alike = alike == self._num_ranks * self._alike
+        return Told(
+            without, has_changed > 0, spoilt > 0, is_outside > 0, step_s, is_alike, settings
+        )
 
     @property
     def losses(self) -> list[float]:

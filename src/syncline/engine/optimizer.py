@@ -15,8 +15,9 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -26,6 +27,14 @@ from torch.optim import Optimizer
 
 from syncline.contract import ParamGroups, UpdateSettings
 from syncline.engine.bucket import Bucket, Piece, Slot, pieces_of, view_of
+from syncline.engine.strip_state import (
+    TensorState,
+    can_share_runs,
+    copied,
+    cut_state,
+    held_of,
+    recut_state,
+)
 
 CACHE_ELEMENTS = 1 << 16
 """The length of a run: 256 kB of each tensor of an update stay in a core's cache."""
@@ -119,7 +128,13 @@ class OptimizerOnStrip:
         for run in self.runs:
             groups[run.group].append(run.tensor)
         self._optimizer = clone_for(optimizer, groups, self.settings)
-        self._kept: dict[torch.Tensor, dict[str, Any]] = {}
+        self._kept: TensorState | None = None
+        """The state of before an early update, until every rank has entered its step."""
+        self._loaded: TensorState | None = None
+        """State that was loaded since the last update."""
+        self.lock = threading.Lock()
+        """Held by a thread that reads state, and while it is kept or loaded. Updates need none:
+        while a rank reads, no owner can update, since that takes the reader's gradients."""
         # Without torch's wrapper: hooks and profiling belong to the user's own call of step().
         self._step = inspect.unwrap(type(optimizer).step)
         self._no_grad = torch.no_grad()
@@ -174,49 +189,38 @@ class OptimizerOnStrip:
 
     def _separate(self) -> None:
         """Cut runs at the ends of parameters from now on: not all are updated in every step."""
-        states = {piece.slot.name: piece.slot for run in self.runs for piece in run.pieces}
-        held = {name: list(self.held_of(slot)) for name, slot in states.items()}
+        slots = {piece.slot.name: piece.slot for run in self.runs for piece in run.pieces}
+        held = {name: list(self.held_of(slot, before_load=True)) for name, slot in slots.items()}
         pieces = list(
             pieces_of(self._bucket, self.runs[0].start, self.runs[-1].stop) if self.runs else []
         )
         self.runs = self._cut(pieces, merge=False)
         self._is_merged = False
-        self._optimizer.state = defaultdict(dict)
+        self._optimizer.state = defaultdict(dict, recut_state(self.runs, held))
         for group in self._optimizer.param_groups:
             group["params"] = []
         for run in self.runs:
             self._optimizer.param_groups[run.group]["params"].append(run.tensor)
-            slot = run.pieces[0].slot
-            for start, stop, state in held[slot.name]:
-                first, last = max(start, run.start), min(stop, run.stop)
-                if first < last:
-                    mine = self._optimizer.state[run.tensor]
-                    for key, value in state.items():
-                        if _is_spread(value, stop - start):
-                            whole = mine.setdefault(key, torch.empty_like(run.tensor))
-                            whole[first - run.start : last - run.start] = value[
-                                first - start : last - start
-                            ]
-                        else:
-                            mine[key] = copy.deepcopy(value)
 
-    def held_of(self, slot: Slot) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        """Yield the state of a parameter's pieces: start and stop in the bucket, and state."""
-        for run in self.runs:
-            for piece in run.pieces:
-                if piece.slot is not slot or run.tensor not in self._optimizer.state:
-                    continue
-                state = {}
-                for key, value in self._optimizer.state[run.tensor].items():
-                    if self._reach is not Reach.PARAMETER and _is_spread(
-                        value, run.stop - run.start
-                    ):
-                        value = value[piece.start - run.start : piece.stop - run.start]
-                    state[key] = value
-                yield piece.start, piece.stop, state
+    def held_of(
+        self, slot: Slot, *, before_load: bool = False
+    ) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        """Yield the state of a parameter's pieces: start and stop in the bucket, and state.
+
+        It is the state after the last step that every rank has entered: without an early update,
+        and with `before_load` also without what was loaded since. Another thread must hold `lock`.
+        """
+        state: Mapping[torch.Tensor, dict[str, Any]] = self._optimizer.state
+        if self._loaded is not None and not before_load:
+            state = self._loaded
+        elif self._kept is not None:
+            state = self._kept
+        yield from held_of(slot, self.runs, state, is_cut=self._reach is not Reach.PARAMETER)
 
     def run(self, update: UpdateSettings) -> None:
         """Update the strip with the settings of one step."""
+        if self._loaded is not None:
+            self._take_over_loaded()
         self._leave_out(update.without)
         if self.runs:
             for group, settings in zip(self._optimizer.param_groups, update.groups, strict=True):
@@ -226,48 +230,39 @@ class OptimizerOnStrip:
 
     def keep(self, without: frozenset[int]) -> None:
         """Keep the state, so that the next `run`, which leaves out `without`, can be undone."""
-        self._leave_out(without)
-        self._kept = {
-            tensor: {key: _copied(value) for key, value in state.items()}
-            for tensor, state in self._optimizer.state.items()
-        }
+        with self.lock:
+            if self._loaded is not None:
+                self._take_over_loaded()
+            self._leave_out(without)
+            self._kept = {
+                tensor: {key: copied(value) for key, value in state.items()}
+                for tensor, state in self._optimizer.state.items()
+            }
 
     def undo(self) -> None:
         """Restore the state that was kept. The caller restores the parameters."""
-        self._optimizer.state = defaultdict(dict, self._kept)
-        self._kept = {}
+        with self.lock:
+            assert self._kept is not None
+            self._optimizer.state = defaultdict(dict, self._kept)
+            self._kept = None
 
-    def load_state(self, slot: Slot, state: dict[str, Any]) -> None:
-        """Load this strip's part of a parameter's whole state."""
-        for run in self.runs:
-            for piece in run.pieces:
-                if piece.slot is not slot:
-                    continue
-                mine = self._optimizer.state[run.tensor]
-                for key, value in state.items():
-                    if not isinstance(value, torch.Tensor) or value.shape != slot.parameter.shape:
-                        mine[key] = copy.deepcopy(value)
-                        continue
-                    if self._reach is Reach.PARAMETER:
-                        mine[key] = value.clone()
-                        continue
-                    flat = flatten_like(slot.parameter, value)
-                    whole = mine.setdefault(key, torch.zeros_like(run.tensor, dtype=value.dtype))
-                    part = flat[piece.start - slot.offset : piece.stop - slot.offset]
-                    whole[piece.start - run.start : piece.stop - run.start] = part
+    def forget_kept(self) -> None:
+        """Forget the state that was kept: every rank has entered the step of the early update."""
+        with self.lock:
+            self._kept = None
 
+    def load_state(self, whole: Mapping[str, dict[str, Any]], spread: Set[str]) -> None:
+        """Load this strip's part of the whole state, by parameter name, for the next update on.
 
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+        Until then the state of before can still be read: a peer may be reading it. `spread` are the
+        keys of values with one number for each element.
+        """
+        with self.lock:
+            if not can_share_runs(self.runs, whole, spread):
+                self._separate()
+            self._loaded = cut_state(self.runs, whole, spread)
 
-
-def _is_spread(value: Any, num_elements: int) -> bool:
-    """Say whether a state value has one number for each element."""
-    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.numel() == num_elements
-
-
-def flatten_like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor flattened in the order in which the parameter lies in memory."""
-    laid_out = torch.empty_like(parameter, dtype=value.dtype, memory_format=torch.preserve_format)
-    laid_out = laid_out.detach().copy_(value)
-    return laid_out.as_strided((laid_out.numel(),), (1,))
+    def _take_over_loaded(self) -> None:
+        assert self._loaded is not None
+        self._optimizer.state = defaultdict(dict, self._loaded)
+        self._loaded = None

@@ -139,9 +139,9 @@ class Replica:
             build=self._build_once,
         )
         """Also `loop`: what a user's loop asks for, such as clipping."""
-        self._state = OptimizerState(optimizer, self.slots, comm.size, lane, self._compute.settle)
+        self.state = OptimizerState(self._laid_out, comm, control, lane, self._compute)
         watched = self._guards.watch(self._root, self._compute, self.run, comm.size)
-        self._handles = [*watched, *self._state.hook()]
+        self._handles = [*watched, *self.state.hook()]
         self._handles.append(optimizer.register_step_pre_hook(self._compute.before_step))
         _replicas.add(self)
 
@@ -175,7 +175,7 @@ class Replica:
         for slot in self.slots:
             become(slot.parameter, GradientTaken if slot.fired else Parameter)
             slot.expected = max(slot.expected, slot.fired)
-        self._state.begin(self.buckets, whole)
+        self.state.begin(self.buckets, whole)
         self.run.open()
         if not self.overlap:
             self._compute.take_off()
@@ -281,6 +281,10 @@ class Replica:
             raise refuse_detached()
         self._compute.gradients.begin_shard(shard, self._share.rank, is_flat=is_flat)
 
+    def tell_alike(self, what: str, fingerprint: int) -> None:
+        """Refuse the next step unless every rank tells the same before it."""
+        self._compute.alike.tell(what, fingerprint)
+
     def tell_loss(self, loss: float) -> None:
         """Send this shard's loss with the step's flags: `losses` then has those of all shards."""
         self._compute.gradients.tell_loss(loss)
@@ -327,7 +331,7 @@ class Replica:
 
     def load_optimizer_state(self, state: State) -> None:
         """Load the whole state, by parameter name; each rank keeps its strips. No collective."""
-        self._state.load(state)
+        self.state.load(state)
 
     def optimizer_state(self, *, is_wanted: bool = True) -> State:
         """Return the whole optimizer state by parameter name. Every rank calls it.
@@ -336,7 +340,7 @@ class Replica:
         """
         self.synchronize()
         with self.comm.traffic.apart():
-            return self._state.gather(is_wanted=is_wanted)
+            return self.state.gather(is_wanted=is_wanted)
 
     # The parameters that represent the run.
 
@@ -409,11 +413,12 @@ class Replica:
         self.synchronize()
         forget(self._compute)
         with self.comm.traffic.apart():
-            self._state.give_back()
+            self.state.give_back()
         _replicas.discard(self)
         self.is_detached = True
         self._guards.release()
         self.recorder = None
+        self.state.close()
         for handle in self._handles:
             handle.remove()
         self._compute.take_off()

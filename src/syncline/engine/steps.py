@@ -29,6 +29,7 @@ from syncline.engine.early import EarlyUpdates
 from syncline.engine.flags import Flags
 from syncline.engine.layout import Layout
 from syncline.engine.told_settings import restore
+from syncline.errors import UsageError
 from syncline.perf.trace import Recorder, TaskId
 
 
@@ -263,6 +264,12 @@ class Steps:
     def _act_on_flags(self, invalid_because: str | None) -> None:
         """Act on what all ranks of the step group have told."""
         told = self._flags.read()
+        if not told.is_alike:
+            raise UsageError(
+                "since the last step some ranks have loaded optimizer state that others have not, "
+                "or have drawn another order of data from a sampler. Load the same state on every "
+                "rank, and use a sampler that gives every rank the same order."
+            )
         self._must_adopt = told.has_changed_parameters
         if self._agreement is not None and (self._must_adopt or self._agreement.is_due):
             self._agreement.compare(self._buckets)
@@ -293,7 +300,9 @@ class Steps:
             self._update(bucket, settings, ("reduce", bucket.index), ("step", -1))
         if bucket.ends_lending:
             bucket.comm.end_lending()
-        bucket.is_early = False
+        if bucket.is_early:
+            bucket.optimizer.forget_kept()
+            bucket.is_early = False
         if bucket.has_copy:
             bucket.in_use.memory.mine.copy_(bucket.parameters.memory.mine)
         bucket.step += 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from syncline.comm.virtual import VirtualWorld
@@ -46,6 +47,7 @@ class TimedOptimizer:
         self._inner = inner
         self._seconds = seconds
         self.settings: ParamGroups = [] if inner is None else inner.settings
+        self.lock = threading.Lock() if inner is None else inner.lock
 
     def run(self, update: UpdateSettings) -> None:
         if self._inner is not None:
@@ -59,9 +61,16 @@ class TimedOptimizer:
     def undo(self) -> None:
         raise NotImplementedError("updates are not taken early in virtual time")
 
-    def held_of(self, slot: Slot) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        return self._inner.held_of(slot) if self._inner is not None else iter(())
+    def forget_kept(self) -> None:
+        raise NotImplementedError("updates are not taken early in virtual time")
 
-    def load_state(self, slot: Slot, state: dict[str, Any]) -> None:
+    def held_of(
+        self, slot: Slot, *, before_load: bool = False
+    ) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        if self._inner is None:
+            return iter(())
+        return self._inner.held_of(slot, before_load=before_load)
+
+    def load_state(self, whole: Mapping[str, dict[str, Any]], spread: Set[str]) -> None:
         if self._inner is not None:
-            self._inner.load_state(slot, state)
+            self._inner.load_state(whole, spread)

@@ -57,8 +57,8 @@ class OwnReplicas:
     The strategy passes functions. `collect` returns the values of a bucket that represent the run.
     Before it, `settle` waits until what this rank sent has arrived, and `expose` publishes what the
     others' `collect` needs. `own_state` copies what a rank keeps besides parameters and optimizer
-    state; `gather_state` returns the whole optimizer state, if it is not each rank's own; `figures`
-    are added to the report.
+    state; `gather_state` returns the whole optimizer state, if it is not each rank's own, and
+    `read_state` returns it on one rank alone; `figures` are added to the report.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class OwnReplicas:
         expose: Callable[[], None] = lambda: None,
         own_state: Callable[[], dict[str, torch.Tensor]] = dict,
         gather_state: Callable[[bool], State] | None = None,
+        read_state: Callable[[], State | None] = lambda: None,
         figures: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         """Every rank calls it."""
@@ -82,6 +83,7 @@ class OwnReplicas:
         self._collect, self._settle, self._expose = collect, settle, expose
         self._own_state = own_state
         self._gather_state = gather_state
+        self.read_state = read_state
         self._figures = figures
         self._farewell = Meeting(comm, "farewell")
         self._windows: list[Window] = []
@@ -258,6 +260,9 @@ class MeetingReplicas:
         return WholeValues(values, mean) if is_wanted else None
 
     def gather_state(self, *, is_wanted: bool) -> State | None:
+        return None
+
+    def read_state(self) -> State | None:
         return None
 
     def mean_of(self, number: float) -> float:

@@ -50,6 +50,7 @@ class Server(Strategy):
             collect=self._collect,
             settle=self._settle,
             gather_state=self._gather_state,
+            read_state=self._read_state,
             figures=self._figures,
         )
         self._progress = Meeting(comm, "step")
@@ -84,11 +85,16 @@ class Server(Strategy):
         """Return the state, read from the owners of strips between two meetings of all ranks."""
         self._settle()
         self._replicas.meet()
-        everybody = range(self.comm.size)
-        holders = [at for at in everybody if any(one.is_held_by(at) for one in self._strips)]
-        whole = self._state.gather(self._model.slots, holders) if is_wanted else {}
+        whole = self._read_state() if is_wanted else {}
         self._replicas.meet()
         return whole
+
+    def _read_state(self) -> State:
+        """Return the state as the owners of strips have it now: others may be pushing."""
+        self._settle()
+        everybody = range(self.comm.size)
+        holders = [at for at in everybody if any(one.is_held_by(at) for one in self._strips)]
+        return self._state.gather(self._model.slots, holders)
 
     def _figures(self) -> dict[str, Any]:
         pushes = sum(self.staleness.values())

@@ -1,0 +1,111 @@
+"""This rank's batches of one step, shard by shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from syncline.engine.parameters import raw_grad
+from syncline.engine.replica import Replica
+from syncline.errors import UsageError
+from syncline.samples import seed_generators
+from syncline.seeds import seed_for
+
+
+class Dealt(NamedTuple):
+    """How a step's shards are dealt, and the models that are told which shard is computed."""
+
+    shards: int
+    mine: range
+    replicas: Sequence[Replica] = ()
+
+
+class Step:
+    """This rank's shards of one step. It can be iterated over again: for each model in turn."""
+
+    def __init__(
+        self, dealt: Dealt, accumulate: int, seed: int, number: int, batches: Iterator[Any]
+    ) -> None:
+        """A shard has `accumulate` batches; `number` counts the steps of all epochs."""
+        self._dealt = dealt
+        self._seed = seed
+        self._number = number
+        self._batches = batches
+        self._given: list[Any] = []
+        self._places = [(s, part) for s in dealt.mine for part in range(accumulate)]
+        self._steps_before = {id(r): r.step_number for r in dealt.replicas}
+        self._pass: Iterator[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._pass = self.give()
+        return self._pass
+
+    def __next__(self) -> Any:
+        return next(self._pass or iter(self))
+
+    def give(self, *, is_flat: bool = False) -> Iterator[Any]:
+        """Yield the batches; `is_flat` if `optimizer.step()` comes after each, not after all."""
+        for number, (shard, part) in enumerate(self._places):
+            if number == len(self._given):
+                self._given.append(next(self._batches))
+            if part == 0 and torch.is_grad_enabled():  # validation delivers no gradients
+                for replica in self._dealt.replicas:
+                    replica.buffers.put_back()
+                    replica.begin_shard(shard, is_flat=is_flat)
+            place = (shard, part) if part else (shard,)
+            seed_generators(seed_for(self._seed, "dropout", self._number, *place))
+            yield self._given[number]
+
+    def finish(self) -> None:
+        """Fetch what the user's loop did not take, so that data stays in order."""
+        while len(self._given) < len(self._places):
+            self._given.append(next(self._batches))
+        self._given = []
+
+    @property
+    def is_all_given(self) -> bool:
+        """Whether the loop got all batches, or none."""
+        return len(self._given) in (0, len(self._places))
+
+    def is_taken(self) -> bool:
+        """Say whether the step was taken; refuse if it is half done."""
+        replicas = self._dealt.replicas
+        if not replicas:
+            return len(self._given) == len(self._places)
+        late = self._late()
+        if any(map(has_gradient, late)):
+            raise UsageError(
+                "the loader's state_dict() came in the middle of a step: gradients of its first "
+                f"{len(self._given)} of {len(self._places)} batches wait for optimizer.step(). "
+                "Call it after the step (a loop over shard(loader) is there if loader.ends_step)."
+            )
+        return len(late) < len(replicas)
+
+    def leave(self) -> None:
+        """Show all ranks the same buffers if a loop is left in the middle of a step."""
+        for replica in self._late():
+            if replica.comm.size > 1 and not replica.has_own and has_gradient(replica):
+                replica.buffers.set_aside()
+
+    def is_begun(self) -> bool:
+        """Say whether any model got a gradient or took its step."""
+        late = self._late()
+        return len(late) < len(self._dealt.replicas) or any(map(has_gradient, late))
+
+    def _late(self) -> list[Replica]:
+        """Return the replicas that have not taken this step yet."""
+        before = self._steps_before
+        return [r for r in self._dealt.replicas if r.step_number == before[id(r)]]
+
+
+def has_gradient(replica: Replica) -> bool:
+    """Say whether a model has gradients that wait for `optimizer.step()`."""
+    return any(
+        slot.fired or slot.is_taken or slot.has_gradient or raw_grad(slot.parameter) is not None
+        for slot in replica.slots
+    )
