@@ -116,7 +116,7 @@ class Replica:
         )
         self._early = EarlyUpdates(why_not if early else "early=False")
         self.buffers = Buffers(model, share.step.comm, share.step.spread)
-        may_change = private_parameters or plan.keeps_own
+        may_change = private_parameters or (plan.keeps_own and not plan.pulls)
         self._outside = ChangesOutside(found, optimizer, may_change_parameters=may_change)
         self.run = WholeRun(model, share.rank, lane, control, strategy.settings)
         """Gathers the parameters that represent the run; keeps a rank while others need it."""
