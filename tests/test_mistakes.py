@@ -145,6 +145,31 @@ with_sets(
     "strategy.name=wait_free",
     "strategy.bucket_bytes=4096",
 )
+with_sets(
+    "a strategy as published, with another optimizer",
+    "strategy.name=gossip",
+    "strategy.gossip.as_published=true",
+    "optimizer.name=adamw",
+)
+with_sets(
+    "a strategy as published, with a setting that was not",
+    "strategy.name=elastic",
+    "strategy.elastic.as_published=true",
+    "strategy.elastic.early=true",
+)
+with_sets(
+    "early exchanges of ranks that push",
+    "strategy.name=gossip",
+    "strategy.gossip.rule=push",
+    "strategy.gossip.early=true",
+)
+with_sets(
+    "more servers than ranks",
+    "strategy.name=elastic",
+    "strategy.elastic.servers=2",
+)
+with_sets("a schedule of milestones without any", "optimizer.schedule=milestones")
+with_sets("milestones out of order", "optimizer.schedule=milestones", "optimizer.milestones=[5, 2]")
 with_sets("a GPU, which this version does not train on", "run.device=cuda")
 with_sets("--resume with no run there", more=("--resume", "--out", "nowhere"))
 with_sets("--resume without saying which run", more=("--resume",))

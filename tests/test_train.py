@@ -164,6 +164,22 @@ def test_learning_rates_follow_the_schedule():
     assert [learning_rate(steps, step, 9) for step in (0, 2, 3, 8)] == [1.0, 1.0, 0.5, 0.25]
 
 
+@pytest.mark.parametrize("warmup_steps", [0, 3])
+def test_milestones_are_those_of_torch(warmup_steps):
+    own = OptimizerSettings(
+        lr=0.5, schedule="milestones", milestones=(3, 4, 8), warmup_steps=warmup_steps
+    ).resolved()
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 4, 8], gamma=0.1)
+    for step in range(10):
+        optimizer.step()
+        wanted = optimizer.param_groups[0]["lr"]
+        if step < warmup_steps:
+            wanted *= (step + 1) / warmup_steps
+        assert learning_rate(own, step, 10) == pytest.approx(wanted)
+        scheduler.step()
+
+
 @pytest.mark.timeout(120)
 def test_clipping_and_adamw_over_the_network(tmp_path):
     sets = ["run.steps=6", "optimizer.warmup_steps=2", "optimizer.clip_norm=0.1"]

@@ -95,6 +95,9 @@ class Plan:
     """Whether other ranks may call this one at any time, through windows."""
     keeps_own: bool = False
     """Whether ranks hold different parameters, which a checkpoint saves for each rank."""
+    pulls: bool = False
+    """Whether a rank's parameters are replaced by those that it pulls: what a user writes into them
+    would be lost."""
 
     def __post_init__(self) -> None:
         for family in self.families:

@@ -6,6 +6,7 @@ The trainer and the simulator build a run with these functions, so both get the 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,11 @@ def learning_rate(settings: OptimizerSettings, step: int, total: int) -> float:
     >>> settings = OptimizerSettings(lr=0.4, warmup_steps=4)
     >>> [learning_rate(settings, step, 10) for step in (0, 1, 3, 9)]
     [0.1, 0.2, 0.4, 0.4]
+    >>> settings = OptimizerSettings(
+    ...     lr=0.5, schedule="milestones", milestones=(2, 5), decay_factor=0.5
+    ... )
+    >>> [learning_rate(settings, step, 10) for step in (0, 1, 2, 4, 5, 9)]
+    [0.5, 0.5, 0.25, 0.25, 0.125, 0.125]
     """
     if step < settings.warmup_steps:
         return settings.lr * (step + 1) / settings.warmup_steps
@@ -67,6 +73,9 @@ def learning_rate(settings: OptimizerSettings, step: int, total: int) -> float:
     if settings.schedule == "step" and settings.decay_steps:
         factor = settings.decay_factor or DECAY_FACTOR
         return float(settings.lr * factor ** (step // settings.decay_steps))
+    if settings.schedule == "milestones" and settings.milestones:
+        factor = settings.decay_factor or DECAY_FACTOR
+        return float(settings.lr * factor ** bisect_right(settings.milestones, step))
     return settings.lr
 
 

@@ -89,7 +89,7 @@ def test_the_settings_of_a_job_are_these():
         *("optimizer.name", "optimizer.lr", "optimizer.momentum", "optimizer.nesterov"),
         *("optimizer.weight_decay", "optimizer.betas", "optimizer.clip_norm"),
         *("optimizer.schedule", "optimizer.warmup_steps", "optimizer.decay_steps"),
-        "optimizer.decay_factor",
+        *("optimizer.milestones", "optimizer.decay_factor"),
         *("strategy.name", "strategy.shards", "strategy.bucket_bytes", "strategy.overlap"),
         "strategy.comm",
         *("run.ranks", "run.steps", "run.epochs", "run.seed", "run.threads", "run.evaluate_every"),

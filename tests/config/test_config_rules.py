@@ -44,8 +44,33 @@ from small_job import SMALL, refusal
         (
             ["optimizer.decay_factor=0.5", "optimizer.schedule=cosine"],
             'optimizer.decay_factor: got 0.5 while optimizer.schedule is "cosine", but it has an'
-            ' effect with schedule = "step" only.'
+            ' effect with schedule = "step" or "milestones" only.'
             " Remove it (on the command line: --set optimizer.decay_factor=).",
+        ),
+        (
+            ["optimizer.milestones=[3, 9]", "optimizer.schedule=step", "optimizer.decay_steps=3"],
+            'optimizer.milestones: got [3, 9] while optimizer.schedule is "step", but it has an'
+            ' effect with schedule = "milestones" only.'
+            " Remove it (on the command line: --set optimizer.milestones=).",
+        ),
+        (
+            ["optimizer.schedule=milestones"],
+            'optimizer.milestones: it is not there, but schedule = "milestones" needs the steps at'
+            " which it decays. Write for example optimizer.milestones = [800, 1200].",
+        ),
+        (
+            ["optimizer.schedule=milestones", "optimizer.milestones=[9, 3, 9]"],
+            "optimizer.milestones: got [9, 3, 9], but milestones are steps in ascending order,"
+            " each once. Write optimizer.milestones = [3, 9].",
+        ),
+        (
+            [
+                "optimizer.schedule=milestones",
+                "optimizer.milestones=[3, 9]",
+                "optimizer.warmup_steps=4",
+            ],
+            "optimizer.warmup_steps: got 4 with a first milestone at 3, but the learning rate"
+            " decays after the warm-up. Use at most 3.",
         ),
         (
             ["optimizer.schedule=step"],

@@ -43,13 +43,16 @@ def maybe(values: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
 @st.composite
 def optimizers(draw: st.DrawFn) -> OptimizerSettings:
     name = draw(st.sampled_from(["sgd", "adam", "adamw"]))
-    schedule = draw(st.sampled_from(["constant", "cosine", "step"]))
+    schedule = draw(st.sampled_from(["constant", "cosine", "step", "milestones"]))
     own = {"betas": draw(maybe(st.tuples(shares, shares)))}
     if name == "sgd":
         own = {"momentum": draw(maybe(shares))}
         own["nesterov"] = draw(maybe(st.booleans())) if own["momentum"] else None
     if schedule == "step":
         own |= {"decay_steps": draw(counts), "decay_factor": draw(maybe(above_0))}
+    if schedule == "milestones":
+        steps = draw(st.sets(counts, min_size=1, max_size=4))
+        own |= {"milestones": tuple(sorted(steps)), "decay_factor": draw(maybe(above_0))}
     return OptimizerSettings(
         name=name,
         lr=draw(above_0),

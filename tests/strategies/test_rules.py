@@ -33,6 +33,7 @@ def no_gradients(size, rounds, length=3):
 APART = [[0.0, 0.0], [4.0, 8.0], [8.0, -8.0]]
 TOGETHER = [[4.0, 8.0]] * 3
 GRADIENTS = [[[1.0, 0.0]] * 3, [[0.0, 2.0]] * 3, [[-1.0, 1.0]] * 3]
+GRADIENTS_OF_4 = [[of_rank[0]] * 4 for of_rank in GRADIENTS]
 DRAWS = [[1, 0, 2], [2, 2, 1], [0, 1, 2]]
 """The partner of each rank in each step; rank 0 draws itself in step 1, rank 2 in step 2."""
 
@@ -74,6 +75,17 @@ def test_an_early_pull_takes_what_was_published_a_step_before():
     assert rounds[0] == [[1.5, 3.0], [6.5, -1.5], [4.0, -4.5]]
     # Fetched after step 0: what was published in it, so 1 gets (9, -9) and 2 gets (4, 6).
     assert rounds[1] == [[0.5, 3.0], [7.75, -6.25], [4.5, 0.25]]
+
+
+def test_an_early_pull_with_a_period_is_a_step_old_too():
+    rounds, _ = play(lambda: Drawn(GossipSettings(early=True, period=2)), APART, GRADIENTS_OF_4)
+    assert rounds[0] == [[-1.0, 0.0], [4.0, 6.0], [9.0, -9.0]]
+    # Fetched after step 0, for step 1: 1 gets (9, -9) from 2 and 2 gets (4, 6) from 1, which are at
+    # (4, 4) and (10, -10) by then.
+    assert rounds[1] == [[-2.0, 0.0], [6.5, -2.5], [7.0, -2.0]]
+    assert rounds[2] == [[-3.0, 0.0], [6.5, -4.5], [8.0, -3.0]]
+    # Fetched after step 2, for step 3: 0 pulls 1, 1 pulls 2, 2 pulls 0.
+    assert rounds[3] == [[1.25, -2.25], [7.25, -4.75], [3.0, -2.0]]
 
 
 def test_push_weighs_what_arrived_with_one_or_two_of_its_own():
@@ -121,6 +133,21 @@ def test_elastic_moves_rank_and_center_by_the_same_distance():
     assert [e + c for e, c in zip(everything, center, strict=True)] == pytest.approx(
         [16.0 - gradients[0], 32.0 - gradients[1]]
     )
+
+
+def test_elastic_with_a_period_exchanges_in_its_last_step_only():
+    rounds, strategies = play(
+        lambda: Elastic(ElasticSettings(beta=0.75, period=2, early=False)),
+        TOGETHER,
+        GRADIENTS,
+        delays=[0, 0.1, 0.2],
+    )
+    assert rounds[0] == [[3.0, 8.0], [4.0, 6.0], [5.0, 7.0]]
+    # Step 1, as above: moves by (-1/4, 0), (1/16, -1/2) and ((5, 7) - (3.8125, 7.5)) / 4.
+    assert rounds[1] == [[2.25, 8.0], [3.9375, 4.5], [5.703125, 6.125]]
+    # Step 2: steps alone, and the center stays.
+    assert rounds[2] == [[1.25, 8.0], [3.9375, 2.5], [6.703125, 5.125]]
+    assert strategies[0].last[0][0].tolist() == [3.8125 + 1.1875 / 4, 7.5 - 0.5 / 4]
 
 
 EARLY_ELASTIC = ElasticSettings(beta=0.75, early=True)
@@ -209,6 +236,7 @@ def test_a_server_with_a_period_gets_the_sum_and_workers_go_on_meanwhile():
         TOGETHER,
         GRADIENTS,
         delays=[0, 0.1, 0.2],
+        total_steps=4,
     )
     assert rounds[0] == [[3.0, 8.0], [4.0, 6.0], [5.0, 7.0]]
     # Pushed: (2, 0), (0, 4), (-2, 2), one after the other from (4, 8).
@@ -345,6 +373,41 @@ def test_whenever_a_rank_dies_the_others_go_on_between_where_all_began(name, ran
     assert rounds[-1][rank] is not None
 
 
+@pytest.mark.parametrize("synchronous", [False, True])
+@pytest.mark.parametrize("rank", range(3))
+def test_a_strip_that_is_taken_over_begins_near_the_others(rank, synchronous):
+    """Zero is far from them here."""
+    starts = [[104.0, 108.0], [100.0, 104.0], [108.0, 100.0]]
+    elastic = lambda: Elastic(  # noqa: E731
+        ElasticSettings(beta=0.75, synchronous=synchronous, early=False)
+    )
+    for fifth in range(60):
+        death = rank, fifth * LATENCY_S / 5
+        rounds, strategies = play(
+            elastic, starts, no_gradients(3, 3, 2), lr=0.0, round_s=4 * LATENCY_S, death=death
+        )
+        others = [other for other in range(3) if other != rank]
+        whole = [strategies[other].last[0][0].tolist() for other in others]
+        for values in [*whole, *(values[other] for values in rounds for other in others)]:
+            assert 99.999 <= min(values) <= max(values) <= 108.001, death
+
+
+def test_the_forces_on_the_center_are_shared_by_those_who_are_left():
+    make = functools.partial(Elastic, ElasticSettings(beta=0.75, early=False))
+    saved = [Saved({}, {"x": torch.tensor([8.0, 8.0])})] * 3
+    rounds, strategies = play(
+        *(make, TOGETHER, no_gradients(3, 1, 2)),
+        lr=0.0,
+        delays=[0.1, 0.2, 0.3],
+        saved=saved,
+        death=(2, 0.05),
+    )
+    # Two are left: a = 3/8. Rank 0 moves from 4 by 3/2 towards 8, and the center to 6.5; rank 1
+    # from 4 by 3/8 of 2.5. The second number's strip was rank 2's.
+    assert [values and values[0] for values in rounds[0]] == [5.5, 4.9375, None]
+    assert strategies[0].last[0][0][0].item() == 5.5625
+
+
 # What holds for any numbers.
 
 numbers = st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=3)
@@ -375,8 +438,14 @@ def test_push_sum_conserves_mass_and_ends_in_the_true_mean(data, size, partners,
     starts = [data.draw(numbers) for _ in range(size)]
     chosen = GossipSettings(rule="push", push_sum=True, partners=partners)
     turns = 60 * size
+    gathers = (0, 3)  # and at the end: before ranks agree, plain and weighted mean differ
     rounds, strategies = play(
-        lambda: Gossip(chosen, seed), starts, no_gradients(size, turns), lr=0.0, round_s=round_s
+        lambda: Gossip(chosen, seed),
+        starts,
+        no_gradients(size, turns),
+        lr=0.0,
+        round_s=round_s,
+        gathers=gathers,
     )
     boxes = [one._boxes[0] for one in strategies]
     assert sum(box.weight + box.arrived_weight for box in boxes) == pytest.approx(size)
@@ -385,6 +454,8 @@ def test_push_sum_conserves_mass_and_ends_in_the_true_mean(data, size, partners,
         mass += box.weight * torch.tensor(values).double() + box.arrived.double()
     mean = torch.tensor(starts, dtype=torch.float64).mean(dim=0)
     assert torch.allclose(mass / size, mean, atol=1e-3)
+    for whole in [*strategies[0].gathered, strategies[0].last]:
+        assert torch.allclose(whole[0][0].double(), mean, atol=1e-3)
     assert torch.allclose(torch.tensor(rounds[-1]).double(), mean.expand(size, 3), atol=1e-2)
 
 
@@ -461,5 +532,9 @@ def test_what_cannot_work_is_refused():
         GossipSettings(push_sum=True).check(4)
     with pytest.raises(ConfigError, match="all exchange when all have come"):
         ElasticSettings(synchronous=True, early=True).check(4)
-    with pytest.raises(ConfigError, match="at least one rank must compute"):
-        ServerSettings(servers=4).check(4)
+    for kind in (ServerSettings, ElasticSettings):
+        with pytest.raises(ConfigError, match="at least one rank must compute"):
+            kind(servers=4).check(4)
+    with pytest.raises(ConfigError, match="a rank that pushes fetches nothing"):
+        GossipSettings(rule="push", early=True).check(4)
+    GossipSettings(rule="push").check(4)

@@ -71,6 +71,7 @@ class Job(Table, frozen=True, kw_only=True):
         own = self.strategy.own
         workers = own.num_workers(ranks)
         own.check(ranks)
+        own.check_optimizer(self.optimizer.name)
         check_strategy(self.strategy, self.run.steps)
         check_shards(self.data.batch, self.strategy.shards, ranks, workers)
         shards = workers if self.strategy.shards is None else self.strategy.shards

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -40,13 +41,21 @@ def check_length(run: RunSettings) -> None:
 
 
 def check_warmup(optimizer: OptimizerSettings, run: RunSettings) -> None:
-    """Check that a cosine schedule has steps left after its warm-up."""
+    """Check that a schedule has steps left after its warm-up."""
     if optimizer.schedule == "cosine" and run.steps and optimizer.warmup_steps >= run.steps:
         raise ConfigError(
             "optimizer.warmup_steps",
             f"got {optimizer.warmup_steps} with run.steps = {run.steps}",
             "the cosine schedule begins after the warm-up",
             f"Use less than {run.steps}.",
+        )
+    first = optimizer.milestones[0] if optimizer.milestones else None
+    if first is not None and optimizer.warmup_steps > first:
+        raise ConfigError(
+            "optimizer.warmup_steps",
+            f"got {optimizer.warmup_steps} with a first milestone at {first}",
+            "the learning rate decays after the warm-up",
+            f"Use at most {first}.",
         )
 
 
@@ -73,25 +82,47 @@ def check_optimizer(optimizer: OptimizerSettings) -> None:
                 f'optimizer.name is "{optimizer.name}"',
                 "adam and adamw" if setting in of_adam else "sgd",
             )
-    if optimizer.schedule != "step":
-        for setting in ("decay_steps", "decay_factor"):
-            value = getattr(optimizer, setting)
-            if value is not None:
-                when = f'optimizer.schedule is "{optimizer.schedule}"'
-                raise _without_effect(f"optimizer.{setting}", value, when, 'schedule = "step"')
-    elif optimizer.decay_steps is None:
-        raise ConfigError(
-            "optimizer.decay_steps",
-            "it is not there",
-            'schedule = "step" needs the steps between two decays',
-            "Write for example optimizer.decay_steps = 1000.",
-        )
+    _check_schedule(optimizer)
     if optimizer.nesterov and not optimizer.momentum:
         raise ConfigError(
             "optimizer.nesterov",
             "got true without momentum",
             "Nesterov's step is a form of momentum",
             "Write for example optimizer.momentum = 0.9.",
+        )
+
+
+_DECAYS = {
+    "decay_steps": ('schedule = "step"', "the steps between two decays", "1000"),
+    "milestones": ('schedule = "milestones"', "the steps at which it decays", "[800, 1200]"),
+}
+"""The setting that says when a schedule decays: the schedule, what it says, an example."""
+
+
+def _check_schedule(optimizer: OptimizerSettings) -> None:
+    chosen = f'schedule = "{optimizer.schedule}"'
+    when = f'optimizer.schedule is "{optimizer.schedule}"'
+    for setting, (schedule, what, example) in _DECAYS.items():
+        value = getattr(optimizer, setting)
+        if value is not None and schedule != chosen:
+            raise _without_effect(f"optimizer.{setting}", value, when, schedule)
+        if value is None and schedule == chosen:
+            raise ConfigError(
+                f"optimizer.{setting}",
+                "it is not there",
+                f"{schedule} needs {what}",
+                f"Write for example optimizer.{setting} = {example}.",
+            )
+    if optimizer.decay_factor is not None and optimizer.schedule not in ("step", "milestones"):
+        owner = 'schedule = "step" or "milestones"'
+        raise _without_effect("optimizer.decay_factor", optimizer.decay_factor, when, owner)
+    steps = optimizer.milestones or ()
+    if any(later <= earlier for earlier, later in itertools.pairwise(steps)):
+        raise ConfigError(
+            "optimizer.milestones",
+            f"got {shown(steps)}",
+            "milestones are steps in ascending order, each once",
+            f"Write optimizer.milestones = {shown(tuple(sorted(set(steps))))}.",
         )
 
 

@@ -67,7 +67,8 @@ class OptimizerSettings(Table, frozen=True, kw_only=True):
 
     `None` means the default, which `resolved` writes out: sgd has momentum 0, no Nesterov and no
     weight decay; adam has betas 0.9 and 0.999 and no weight decay; adamw the same betas and a
-    weight decay of 0.01. The step schedule multiplies by `decay_factor` (0.1) every `decay_steps`.
+    weight decay of 0.01. The step schedule multiplies by `decay_factor` (0.1) every `decay_steps`;
+    the milestones schedule does so at each of the steps in `milestones`, counted from 0.
     """
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -83,9 +84,15 @@ class OptimizerSettings(Table, frozen=True, kw_only=True):
         | None
     ) = None
     clip_norm: Annotated[float, Meta(gt=0, examples=[1.0])] | None = None
-    schedule: Literal["constant", "cosine", "step"] = "constant"
+    schedule: Literal["constant", "cosine", "step", "milestones"] = "constant"
     warmup_steps: Annotated[int, Meta(ge=0, examples=[100])] = 0
     decay_steps: Annotated[int, Meta(ge=1, examples=[1000])] | None = None
+    milestones: (
+        Annotated[
+            tuple[Annotated[int, Meta(ge=1)], ...], Meta(min_length=1, examples=[(800, 1200)])
+        ]
+        | None
+    ) = None
     decay_factor: Annotated[float, Meta(gt=0, examples=[0.1])] | None = None
 
     def resolved(self) -> OptimizerSettings:
@@ -97,7 +104,7 @@ class OptimizerSettings(Table, frozen=True, kw_only=True):
             defaults |= {"momentum": 0.0, "nesterov": False}
         else:
             defaults |= {"betas": BETAS}
-        if self.schedule == "step":
+        if self.schedule in ("step", "milestones"):
             defaults |= {"decay_factor": DECAY_FACTOR}
         absent = {key: value for key, value in defaults.items() if getattr(self, key) is None}
         return msgspec.structs.replace(self, **absent)

@@ -51,14 +51,15 @@ class Guards:
         self._checks = check_every is not None
         self.agreement = Agreement(model, found.slots, buffers, comm, check_every)
         # Servers hold the parameters: a worker's change of its own copy would be lost.
-        self._may_be_private = may_be_private = plan.keeps_own or not plan.answers_calls
+        holds_own = plan.keeps_own and not plan.pulls
+        self._may_be_private = may_be_private = holds_own or not plan.answers_calls
         self.outside = ChangesOutside(
             model,
             found,
             optimizer,
             buffers,
             self.agreement,
-            may_change_parameters=may_be_private and (private or plan.keeps_own),
+            may_change_parameters=may_be_private and (private or holds_own),
             may_be_private=may_be_private,
         )
 

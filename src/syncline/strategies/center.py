@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import torch
 
 from syncline.comm.base import Memory
 from syncline.comm.window import Call, Pending, Window
+from syncline.strategies.vector import Vector
 
 
 class Center:
-    """The strips of one bucket's center that a rank holds, and its calls to the others.
+    """The strips of one vector's center that a rank holds, and its calls to the others.
 
     If a strip's owner is gone, the next rank that is not gone takes the strip over and begins with
-    its own parameters: they are never far from the center.
+    its own parameters (as published: those of its last exchange): they are never far from the
+    center.
     """
 
     window: Window
 
     def __init__(
         self,
-        parameters: Memory,
+        vector: Vector,
         cuts: tuple[int, ...],
         moves: Memory,
-        rate: float,
+        beta: float,
         waits: bool,
     ) -> None:
-        self._parameters = parameters
+        self.vector = vector
         self._cuts = cuts
         self.moves = moves
-        self._rate = rate
+        self._beta = beta
         self._waits = waits
         """Whether the center moves only after all ranks of a round have called."""
         self.strips: dict[int, torch.Tensor] = {}
@@ -48,12 +52,12 @@ class Center:
 
     def strip(self, number: int) -> torch.Tensor:
         if number not in self.strips:
-            self.strips[number] = self.part(self._parameters, number).mine.clone()
+            self.strips[number] = self.part(self.vector.memory, number).mine.clone()
         return self.strips[number]
 
-    def owners(self) -> dict[int, int]:
+    def owners(self, gone: Set[int]) -> dict[int, int]:
         """Return, for each strip that is not empty, the position that holds it now."""
-        size, gone = len(self._cuts) - 1, self.window.gone()
+        size = len(self._cuts) - 1
         owners = {}
         for number in range(size):
             if self._cuts[number] < self._cuts[number + 1]:
@@ -68,12 +72,12 @@ class Center:
         when all ranks of the round have called."""
         assert call.values is not None
         assert call.out is not None
-        number, step = map(int, call.note.split())
+        number, step, workers = map(int, call.note.split())
         if step != self._round:  # ranks have met since: all moves of the last round are here
             self._round = step
             self._move()
         center = self.strip(number)
-        torch.sub(call.values, center, out=call.out).mul_(self._rate)
+        torch.sub(call.values, center, out=call.out).mul_(self._beta / workers)
         if self._waits:
             self._waiting.setdefault(number, []).append(call.out.clone())
         else:

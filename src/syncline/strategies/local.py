@@ -21,9 +21,9 @@ import torch
 from syncline.comm.base import Communicator, Partials, even_cuts
 from syncline.comm.tree import Spread
 from syncline.contract import Model, Plan, Saved, Strategy, UpdateSettings, Whole, World
-from syncline.engine.bucket import Bucket, view_of
+from syncline.engine.bucket import Bucket
 from syncline.sizes import Size
-from syncline.strategies.replicas import MeetingReplicas, plan_own_replicas
+from syncline.strategies.replicas import MeetingReplicas, plan_own_replicas, run_values
 from syncline.strategies.settings import LocalSettings
 
 
@@ -71,11 +71,9 @@ class _Outer:
         self._sums = Partials([bucket.parameters.memory], cuts, spread, 1 / comm.size)
         self._place = self._sums.strip(comm.position)
         """Where the strip lies in this rank's parameters."""
-        begin = self._parameters.clone()
-        for slot in bucket.slots:
-            if slot.name in saved.parameters:  # the outer parameters represented the run
-                view_of(begin, slot).copy_(saved.parameters[slot.name])
-        self._values = begin[cuts[comm.position] : cuts[comm.position + 1]].clone()
+        low, high = cuts[comm.position : comm.position + 2]
+        # The outer parameters represented the run.
+        self._values = run_values(bucket, saved)[low:high].clone()
         self.momentum = torch.zeros_like(self._values)
         # With other buckets or another number of ranks, a strip covers other parameters.
         self.key = f"momentum/{bucket.slots[0].name}/{bucket.num_elements}/{comm.size}"

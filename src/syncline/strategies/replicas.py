@@ -17,8 +17,8 @@ import torch
 from syncline.comm.base import Communicator, mean_over, small_sum
 from syncline.comm.meeting import Meeting
 from syncline.comm.window import Functions, Window
-from syncline.contract import Family, Model, Plan, WholeValues, World, deal
-from syncline.engine.bucket import Bucket
+from syncline.contract import Family, Model, Plan, Saved, WholeValues, World, deal
+from syncline.engine.bucket import Bucket, view_of
 from syncline.engine.state import State
 from syncline.errors import PeerGone
 from syncline.strategies.settings import OwnSettings
@@ -46,6 +46,20 @@ def begins_early(early: bool | str, comm: Communicator) -> bool:
     return comm.num_machines > 1 if early == "auto" else bool(early) and comm.size > 1
 
 
+def run_values(bucket: Bucket, saved: Saved) -> torch.Tensor:
+    """Return a bucket's parameters that represented the saved run, in memory laid out like it.
+
+    At a fresh start they are the rank's own parameters, in their own memory.
+    """
+    values = bucket.parameters.memory.mine
+    if saved.parameters:
+        values = values.clone()
+        for slot in bucket.slots:
+            if slot.name in saved.parameters:
+                view_of(values, slot).copy_(saved.parameters[slot.name])
+    return values
+
+
 def own_first(comm: Communicator) -> list[int]:
     """Return all positions, this rank's first, so that not all ranks call the same one first."""
     return [(comm.position + turn) % comm.size for turn in range(comm.size)]
@@ -55,10 +69,11 @@ class OwnReplicas:
     """A `Whole` (`contract.py`) for ranks that do not wait for each other.
 
     The strategy passes functions. `collect` returns the values of a bucket that represent the run.
-    Before it, `settle` waits until what this rank sent has arrived, and `expose` publishes what the
-    others' `collect` needs. `own_state` copies what a rank keeps besides parameters and optimizer
-    state; `gather_state` returns the whole optimizer state, if it is not each rank's own, and
-    `read_state` returns it on one rank alone; `figures` are added to the report.
+    Before it, `settle` waits until what this rank sent has arrived; when all ranks have done so,
+    `expose` publishes what the others' `collect` needs (also once, before calls are allowed).
+    `own_state` copies what a rank keeps besides parameters and optimizer state; `gather_state`
+    returns the whole optimizer state, if it is not each rank's own, and `read_state` returns it on
+    one rank alone; `figures` are added to the report.
     """
 
     def __init__(
@@ -69,7 +84,7 @@ class OwnReplicas:
         *,
         collect: Callable[[Bucket], torch.Tensor],
         settle: Callable[[], None] = lambda: None,
-        expose: Callable[[], None] = lambda: None,
+        expose: Callable[[], None] | None = None,
         own_state: Callable[[], dict[str, torch.Tensor]] = dict,
         gather_state: Callable[[bool], State] | None = None,
         read_state: Callable[[], State | None] = lambda: None,
@@ -98,9 +113,9 @@ class OwnReplicas:
 
     # For the strategy.
 
-    def window(self, bucket: Bucket, num_elements: int, functions: Functions) -> Window:
-        """Return a window for a bucket, whose traffic is counted. Every rank calls it."""
-        window = self.comm.window(num_elements, bucket.dtype, functions)
+    def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
+        """Return a window whose traffic is counted. Every rank calls it."""
+        window = self.comm.window(num_elements, dtype, functions)
         self._windows.append(window)
         return window
 
@@ -111,23 +126,29 @@ class OwnReplicas:
         )
 
     def mean(
-        self, window: Window, like: torch.Tensor, positions: set[int] | None = None
+        self,
+        window: Window,
+        like: torch.Tensor,
+        positions: set[int] | None = None,
+        weights: Window | None = None,
     ) -> torch.Tensor:
         """Return the mean of what the ranks, or those in `positions`, have published.
 
-        Ranks that are gone are left out; if none is left, return `like`. `spread` is set to the
-        ranks' mean square distance to the mean.
+        In the window `weights` each rank has published its weight; None: all weigh the same. Ranks
+        that are gone are left out; if none is left, return `like`. `spread` is set to the ranks'
+        mean square distance to the mean.
         """
-        total, count, squares = torch.zeros_like(like, dtype=torch.float64), 0, 0.0
+        total, count, squares = torch.zeros_like(like, dtype=torch.float64), 0.0, 0.0
         for position in self.meeting.living():
             if positions is not None and position not in positions:
                 continue
             with contextlib.suppress(PeerGone):
+                weight = 1.0 if weights is None else _published_number(weights, position)
                 pending = window.get(position)
                 pending.wait()
-                total += pending.values
-                squares += pending.values.double().square().sum().item()
-                count += 1
+                total.add_(pending.values, alpha=weight)
+                squares += weight * pending.values.double().square().sum().item()
+                count += weight
                 pending.release()
         if not count:
             return like
@@ -142,6 +163,8 @@ class OwnReplicas:
     # For the engine: see `Whole`.
 
     def open(self) -> None:
+        if self._expose is not None:
+            self._expose()
         self.comm.barrier()
 
     def meet(self) -> None:
@@ -157,9 +180,12 @@ class OwnReplicas:
         """
         before = self.traffic
         self._settle()
-        self._expose()
         self.publish(self._statistics, self._model.flat_buffers())
         self.meeting.meet()
+        if self._expose is not None:
+            # Now all that was sent has arrived, and can be exposed too.
+            self._expose()
+            self.meeting.meet()
         whole, workers = None, self._workers()
         if is_wanted or self.comm.position not in workers:
             self._buffers = self.mean(self._statistics, self._buffers, workers)
@@ -224,6 +250,15 @@ class OwnReplicas:
 
     def _has_ended(self, rank: int) -> bool:
         return self._farewell.reached[rank] > 0
+
+
+def _published_number(window: Window, position: int) -> float:
+    """Return the number that a rank has published. Raises PeerGone."""
+    pending = window.get(position)
+    pending.wait()
+    number = float(pending.values[0])
+    pending.release()
+    return number
 
 
 class MeetingReplicas:

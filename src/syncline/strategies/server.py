@@ -1,16 +1,18 @@
 """Asynchronous SGD with a parameter server: workers push gradients and pull parameters, no waiting.
 
-Dean et al. 2012 (Downpour); in the form of Zhang et al. 2015. The parameters lie in strips on all
-ranks, or on ranks that only serve. The owner of a strip runs the user's optimizer once for every
-push and answers with the new strip. Between pushes, with a `period` above 1, a worker takes steps
-with the user's optimizer on its own copy; it then pushes the sum of its gradients since the last
-push.
+Dean et al. 2012 (Downpour SGD); in the form of Zhang et al. 2015. The parameters lie in strips on
+all ranks, or on ranks that only serve. The owner of a strip runs the user's optimizer once for
+every push and answers with the new strip. Between pushes, with a `period` above 1, a worker takes
+steps with the user's optimizer on its own copy; it then pushes the sum of its gradients since the
+last push, and the owner decays weights for as many steps. The last step of the run ends with a push
+too. In the middle of a run a checkpoint holds what a worker has not pushed yet.
 
 Staleness of a push: how many other updates a strip has seen since the worker pulled it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -23,9 +25,11 @@ from syncline.contract import Model, Plan, Saved, Strategy, UpdateSettings, Whol
 from syncline.engine.bucket import Bucket
 from syncline.engine.state import State, StateWindow
 from syncline.sizes import Size
+from syncline.strategies.pushes import Pushes
 from syncline.strategies.replicas import OwnReplicas, plan_own_replicas
 from syncline.strategies.settings import ServerSettings
 from syncline.strategies.strip import Strip
+from syncline.strategies.trial import decay_of_steps, decays_apart
 
 
 class Server(Strategy):
@@ -39,7 +43,9 @@ class Server(Strategy):
         """How many of this rank's pushes had each staleness."""
 
     def plan(self, world: World, sizes: Sequence[Size], shards: int) -> Plan:
-        return plan_own_replicas(world, shards, self.settings, keeps_own=False)
+        is_own = self.settings.period > 1  # between pushes a worker's parameters are its own
+        plan = plan_own_replicas(world, shards, self.settings, keeps_own=is_own)
+        return dataclasses.replace(plan, pulls=True)
 
     def start(self, model: Model, comm: Communicator, saved: Saved) -> Whole:
         self.comm, self._model = comm, model
@@ -49,6 +55,7 @@ class Server(Strategy):
             self.settings,
             collect=self._collect,
             settle=self._settle,
+            own_state=self._own_state,
             gather_state=self._gather_state,
             read_state=self._read_state,
             figures=self._figures,
@@ -56,10 +63,15 @@ class Server(Strategy):
         self._progress = Meeting(comm, "step")
         workers = self.settings.num_workers(comm.size)
         owns = [not self.settings.servers or rank >= workers for rank in comm.ranks]
-        self._strips = [
-            Strip(self, self._replicas, model, bucket, model.cut(bucket, owns))
-            for bucket in model.buckets
-        ]
+        apart = decays_apart(model) if self.settings.period > 1 else False
+        for group in model.buckets[0].optimizer.settings:
+            decay_of_steps(group, self.settings.period, apart=apart)  # refuse now, not at a push
+        self._pushes: list[Pushes] = []
+        for bucket in model.buckets:
+            cuts = model.cut(bucket, owns)
+            low, high = cuts[comm.position : comm.position + 2]
+            strip = Strip(model, bucket, low, high, apart, saved)
+            self._pushes.append(Pushes(self, self._replicas, bucket, strip, cuts, saved))
         self._state = StateWindow(comm, model.buckets)
         return self._replicas
 
@@ -74,12 +86,13 @@ class Server(Strategy):
             self._progress.until(step + 1 - ahead, workers, but=self._replicas.takes_no_steps)
 
     def before_use(self, bucket: Bucket, update: UpdateSettings) -> None:
-        strip = self._strips[bucket.index]
-        strip.accumulate(bucket, update.without)
-        if self.settings.is_due(bucket.step):
-            strip.push(bucket, update)
+        pushes = self._pushes[bucket.index]
+        pushes.accumulate(update.without)
+        is_last = bucket.step + 1 == self._model.total_steps
+        if self.settings.is_due(bucket.step) or is_last:
+            pushes.push(update)
         else:
-            strip.step_alone(update)
+            pushes.step_alone(update)
 
     def _gather_state(self, is_wanted: bool) -> State:
         """Return the state, read from the owners of strips between two meetings of all ranks."""
@@ -93,7 +106,7 @@ class Server(Strategy):
         """Return the state as the owners of strips have it now: others may be pushing."""
         self._settle()
         everybody = range(self.comm.size)
-        holders = [at for at in everybody if any(one.is_held_by(at) for one in self._strips)]
+        holders = [at for at in everybody if any(one.is_held_by(at) for one in self._pushes)]
         return self._state.gather(self._model.slots, holders)
 
     def _figures(self) -> dict[str, Any]:
@@ -103,9 +116,15 @@ class Server(Strategy):
         return {"staleness": histogram, "mean_staleness": mean}
 
     def _settle(self) -> None:
-        for strip in self._strips:
-            strip.settle()
+        for pushes in self._pushes:
+            pushes.settle()
+
+    def _own_state(self) -> dict[str, torch.Tensor]:
+        """Return what a worker has not pushed yet, and its own optimizer's state, if any."""
+        if self.settings.period == 1:
+            return {}
+        return {key: value for one in self._pushes for key, value in one.state().items()}
 
     def _collect(self, bucket: Bucket) -> torch.Tensor:
         """Return the parameters as the servers have them."""
-        return self._strips[bucket.index].read()
+        return self._pushes[bucket.index].read()

@@ -21,10 +21,16 @@ class OwnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     is_synchronous: ClassVar[bool] = True
     """Whether the result depends on the shards alone, and not on the number of ranks."""
-    fixes_overlap: ClassVar[bool] = False
-    """Whether the strategy itself decides if the exchange overlaps compute."""
-    fixes_buckets: ClassVar[bool] = False
-    """Whether the strategy itself decides where buckets end."""
+
+    @property
+    def fixes_overlap(self) -> bool:
+        """Whether the strategy itself decides if the exchange overlaps compute."""
+        return False
+
+    @property
+    def fixes_buckets(self) -> bool:
+        """Whether the strategy itself decides where buckets end."""
+        return False
 
     def num_workers(self, ranks: int) -> int:
         """Return how many ranks compute; they are the first ones."""
@@ -37,6 +43,9 @@ class OwnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def check(self, ranks: int) -> None:
         """Raise ConfigError if the settings cannot work on this many ranks."""
 
+    def check_optimizer(self, name: str) -> None:
+        """Raise ConfigError if the settings cannot work with the optimizer of this name."""
+
     @property
     def steps_between_exchanges(self) -> int:
         """How many steps a rank takes from one exchange to the next."""
@@ -46,8 +55,13 @@ class OwnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class FixedSettings(OwnSettings, frozen=True, kw_only=True):
     """The strategy itself decides when ranks exchange, and what lies in a bucket."""
 
-    fixes_overlap: ClassVar[bool] = True
-    fixes_buckets: ClassVar[bool] = True
+    @property
+    def fixes_overlap(self) -> bool:
+        return True
+
+    @property
+    def fixes_buckets(self) -> bool:
+        return True
 
 
 class MergedSettings(FixedSettings, frozen=True, kw_only=True):
@@ -78,20 +92,68 @@ class PeriodicSettings(OwnSettings, frozen=True, kw_only=True):
         return (step + 1) % self.period == 0
 
 
-class GossipSettings(PeriodicSettings, frozen=True, kw_only=True):
+class PublishedSettings(PeriodicSettings, frozen=True, kw_only=True):
+    """Settings of a strategy of Jin et al. 2016, which can also be had exactly as published.
+
+    `as_published` exchanges all parameters as one vector of one version, mixes them without the
+    look-ahead of Nesterov's momentum, and begins nothing early. The optimizer must be SGD.
+    """
+
+    table: ClassVar[str]
+    """The key of the strategy's table in a job."""
+
+    as_published: bool = False
+
+    @property
+    def fixes_overlap(self) -> bool:
+        return self.as_published
+
+    @property
+    def fixes_buckets(self) -> bool:
+        return self.as_published
+
+    def check_optimizer(self, name: str) -> None:
+        if self.as_published and name != "sgd":
+            raise ConfigError(
+                f"{self.table}.as_published",
+                f'got true with optimizer.name = "{name}"',
+                "the published rule mixes the parameters of SGD, with or without momentum",
+                'Use optimizer.name = "sgd", or as_published = false.',
+            )
+
+    def refuse_beside_published(self, setting: str, value: str, rule: str, use: str) -> None:
+        """Raise ConfigError if a setting, which has this value, departs from what was published."""
+        if self.as_published:
+            raise ConfigError(
+                f"{self.table}.{setting}",
+                f"got {value} with as_published = true",
+                rule,
+                f"Use {setting} = {use}, or as_published = false.",
+            )
+
+
+class GossipSettings(PublishedSettings, frozen=True, kw_only=True):
     """With which partner ranks mix their parameters, and how often.
 
     `rule`: "pull" takes the mean with a partner's published parameters; "push" sends to a partner
     and takes the mean with what has arrived. `partners`: drawn uniformly from all ranks, including
     the rank itself, or given by a topology. `push_sum` gives weights to what is pushed, so that the
     mean over ranks is kept on any topology. `early` fetches the partner's values for the next
-    exchange at once, during compute; "auto" does so across machines, where fetching takes time.
+    exchange one step before it, during compute; "auto" does so across machines, where fetching
+    takes time.
     """
+
+    table: ClassVar[str] = "strategy.gossip"
 
     rule: Literal["pull", "push"] = "pull"
     partners: Literal["uniform", "ring", "exponential", "hypercube"] = "uniform"
     push_sum: bool = False
     early: bool | Literal["auto"] = "auto"
+
+    @property
+    def wants_early(self) -> bool | Literal["auto"]:
+        """`early`, where it has an effect."""
+        return False if self.as_published or self.rule == "push" else self.early
 
     def may_lose(self, ranks: int) -> range:
         return range(ranks)
@@ -111,31 +173,75 @@ class GossipSettings(PeriodicSettings, frozen=True, kw_only=True):
                 "what is pulled has no weight",
                 'Use rule = "push".',
             )
+        if self.early is True and self.rule == "push":
+            raise ConfigError(
+                "strategy.gossip.early",
+                'got true with rule = "push"',
+                "a rank that pushes fetches nothing that could be fetched early",
+                'Use early = "auto", or rule = "pull".',
+            )
+        if self.early is True:
+            self.refuse_beside_published(
+                "early", "true", "Jin et al. fetch when they mix", '"auto"'
+            )
+        if self.push_sum:
+            self.refuse_beside_published("push_sum", "true", "Jin et al. push no weights", "false")
+        if self.partners != "uniform":
+            self.refuse_beside_published(
+                "partners", f'"{self.partners}"', "Jin et al. draw from all ranks", '"uniform"'
+            )
 
 
-class ElasticSettings(PeriodicSettings, frozen=True, kw_only=True):
+class ElasticSettings(PublishedSettings, frozen=True, kw_only=True):
     """How strongly and how often ranks and center pull at each other.
 
-    Every `period` steps both move towards each other by `beta` / ranks of their distance.
+    Every `period` steps both move towards each other by `beta` / ranks of their distance; ranks
+    that only serve, or are gone, do not count. `servers` = 0 spreads the center over all ranks,
+    which compute too; otherwise the last `servers` ranks hold it and compute nothing.
     `synchronous`: all ranks exchange with the same center, and it moves when all have come. `early`
     begins an exchange as soon as the previous step has ended, with the same parameters, so that it
     overlaps forward and backward. "auto" does so across machines.
     """
 
+    table: ClassVar[str] = "strategy.elastic"
+
     beta: Annotated[float, Meta(gt=0, le=1, examples=[0.8])] = 0.8
+    servers: Annotated[int, Meta(ge=0, examples=[1])] = 0
     synchronous: bool = False
     early: bool | Literal["auto"] = "auto"
 
+    @property
+    def wants_early(self) -> bool | Literal["auto"]:
+        """`early`, where it has an effect."""
+        return False if self.as_published or self.synchronous else self.early
+
+    def num_workers(self, ranks: int) -> int:
+        return max(1, ranks - self.servers)
+
     def may_lose(self, ranks: int) -> range:
-        return range(ranks)
+        """Return all ranks; if the center is on dedicated ranks, the workers only.
+
+        A rank that computes can take over a strip of the center, since its own parameters are never
+        far from it. A dedicated rank has none that would do.
+        """
+        return range(self.num_workers(ranks))
 
     def check(self, ranks: int) -> None:
+        check_servers("strategy.elastic.servers", self.servers, ranks)
         if self.synchronous and self.early is True:
             raise ConfigError(
                 "strategy.elastic.early",
                 "got true with synchronous = true",
                 "all exchange when all have come",
                 'Use early = "auto".',
+            )
+        if self.early is True:
+            self.refuse_beside_published(
+                "early", "true", "Jin et al. ask when a gradient is there", '"auto"'
+            )
+        if self.synchronous:
+            self.refuse_beside_published(
+                "synchronous", "true", "Jin et al. let ranks come one by one", "false"
             )
 
 

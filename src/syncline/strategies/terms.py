@@ -17,14 +17,17 @@ from syncline.engine.told_settings import Numbers, numbers_of
 
 
 class Terms(msgspec.Struct, array_like=True):
-    """The step's settings by parameter group, and the parameters without a gradient."""
+    """The step's settings by parameter group, the parameters without a gradient, and from how many
+    steps the gradients are."""
 
     told: list[dict[str, Numbers]]
     without: list[int]
+    steps: int
 
     @classmethod
-    def encode(cls, settings: ParamGroups, without: Iterable[int]) -> bytes:
-        return msgspec.json.encode(cls([numbers_of(group) for group in settings], list(without)))
+    def encode(cls, settings: ParamGroups, without: Iterable[int], steps: int) -> bytes:
+        told = [numbers_of(group) for group in settings]
+        return msgspec.json.encode(cls(told, list(without), steps))
 
     def settings(self, known: ParamGroups) -> ParamGroups:
         """Return `known` settings, with the worker's numbers in place of its own."""
