@@ -93,7 +93,7 @@ class Replica:
         self._is_loaded = False
         """Whether parameters were loaded after the first step."""
 
-        found = find_parameters(model, optimizer, comm, accumulate)
+        found = find_parameters(model, optimizer, accumulate)
         self.slots = found.slots
         sizes = [slot.size() for slot in self.slots]
         self.shards = shards or strategy.settings.num_workers(comm.size)
