@@ -27,6 +27,7 @@ def _leave_no_session():
 @pytest.fixture
 def alone(monkeypatch):
     """A world of one, whatever started the tests."""
+    launchers = ("RANK", "WORLD_SIZE", "LOCAL_", "SLURM_", "OMPI_", "PMI", "FLUX_")
     for name in list(os.environ):
-        if name in ("RANK", "WORLD_SIZE") or name.startswith("SLURM_"):
+        if name.startswith(launchers):
             monkeypatch.delenv(name)

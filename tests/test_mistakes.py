@@ -271,6 +271,11 @@ def _(trial: Trial) -> str:
     return trial.run("run", "--ranks", "2", "scrpt.py")
 
 
+@case("a module that is not there")
+def _(trial: Trial) -> str:
+    return trial.run("run", "--ranks", "2", "-m", "scrpt.loop")
+
+
 @case("a port that is in use")
 def _(trial: Trial) -> str:
     (trial.folder / "script.py").write_text("import syncline; syncline.init(comm='network')\n")
@@ -285,6 +290,17 @@ def _(trial: Trial) -> str:
 def _(trial: Trial) -> str:
     place = {"RANK": "5", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
     return trial.run("train", "job.toml", env=place)
+
+
+@case("variables of a launcher that do not say which rank this is")
+def _(trial: Trial) -> str:
+    return trial.run("train", "job.toml", env={"PMIX_RANK": "1", "PMIX_NAMESPACE": "prte-1@1"})
+
+
+@case("mpirun on several machines without an address")
+def _(trial: Trial) -> str:
+    place = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}
+    return trial.run("train", "job.toml", env=place | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
 
 
 @case("several machines without a key")
@@ -318,9 +334,8 @@ def start_script(trial: Trial, text: str, ranks: int, keys: list[str]) -> str:
 SAY_IT = """
 import logging, sys, syncline, syncline.session
 logging.basicConfig(format="syncline: %(message)s")
-syncline.session.MEETING_S = 4.0
 try:
-    rank = syncline.init()
+    rank = syncline.init(meet_s=4.0)
     {body}
 except syncline.SynclineError as error:
     print("syncline:", error, file=sys.stderr)
@@ -332,6 +347,29 @@ except syncline.SynclineError as error:
 @case("a rank with the wrong key")
 def _(trial: Trial) -> str:
     return start_script(trial, SAY_IT.format(body="pass"), 2, ["aa" * 16, "bb" * 16])
+
+
+def alone_says(trial: Trial, body: str) -> str:
+    """Run a script on one rank without a launcher."""
+    (trial.folder / "script.py").write_text(SAY_IT.format(body=body))
+    environ = clean_environment()
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(
+        command, cwd=trial.folder, env=environ, capture_output=True, text=True, timeout=60
+    )
+    return trial.said(done.stderr, done.returncode)
+
+
+@case("a model on a device")
+def _(trial: Trial) -> str:
+    body = "import torch; model = torch.nn.Linear(2, 2, device='meta'); "
+    body += "syncline.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))"
+    return alone_says(trial, body)
+
+
+@case("init() again with other settings")
+def _(trial: Trial) -> str:
+    return alone_says(trial, "syncline.init(meet_s=5.0)")
 
 
 @case("more shared memory than there is")

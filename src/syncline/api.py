@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from syncline.comm.tree import shard_range
-from syncline.config.settings import HUNG_S, SILENT_S
+from syncline.config.session import SessionSettings
+from syncline.config.settings import HUNG_S, MEET_S, SILENT_S
 from syncline.contract import Strategy
 from syncline.engine.replica import Replica
 from syncline.engine.torch_calls import watch
@@ -28,17 +29,22 @@ def init(
     comm: str = "auto",
     silent_s: float = SILENT_S,
     hung_s: float = HUNG_S,
+    meet_s: float = MEET_S,
     threads: int | None = None,
 ) -> int:
     """Join the job that this process was started for, and return this process's rank.
 
-    Works under torchrun, `syncline run`, Slurm, and alone as a world of one. The other ranks report
-    a rank at once if it dies, after `silent_s` without a heartbeat, and after `hung_s` if they wait
-    for it without progress. `threads` fixes torch's intra-op threads: results depend on it.
+    Works with a process group of torch.distributed that exists, under torchrun, `syncline run`,
+    Lightning, Slurm, mpirun and Flux, and alone as a world of one. Ranks wait for each other up to
+    `meet_s`. The other ranks report a rank at once if it dies, after `silent_s` without a
+    heartbeat, and after `hung_s` if they wait for it without progress. `threads` fixes torch's
+    intra-op threads: results depend on it. Called again with the same settings it returns the rank
+    again.
     """
+    session = open_session(SessionSettings(comm, silent_s, hung_s, meet_s, threads))
     if threads is not None:
         torch.set_num_threads(threads)
-    return open_session(comm, silent_s, hung_s).world.rank
+    return session.world.rank
 
 
 def rank() -> int:
@@ -76,6 +82,7 @@ def distribute(
     ranks compare parameters and buffers in every so many steps, and raise if any differ.
     """
     session = current_session()
+    session.check_alone()
     chosen = make_strategy(strategy) if isinstance(strategy, str) else strategy
     at_least_1 = {
         "bucket_bytes": bucket_bytes,

@@ -8,17 +8,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import datetime
-import fcntl
+import dataclasses
 import logging
 import os
-import socket
-import struct
 import sys
 from types import TracebackType
-from typing import Any
-
-import torch
 
 from syncline.comm.alone import Alone
 from syncline.comm.base import Communicator
@@ -27,139 +21,117 @@ from syncline.comm.control import Control
 from syncline.comm.hierarchical import Hierarchical
 from syncline.comm.hub import Hub
 from syncline.comm.network import Network, Transport
-from syncline.comm.rendezvous import Connections, Place, local_address_towards, meet
+from syncline.comm.rendezvous import Connections, Place, meet
+from syncline.comm.shape import Machines
 from syncline.comm.shared_memory import SharedMemory, is_supported
+from syncline.comm.store import (
+    JobStore,
+    find_machines,
+    join_group_store,
+    join_store,
+    world_of_group,
+)
 from syncline.comm.streams import connect_streams
+from syncline.config import Job
+from syncline.config.session import SessionSettings
 from syncline.engine.lane import Lane
 from syncline.engine.replica import Replica
-from syncline.errors import CommError, ConfigError, RankFailed, UsageError
+from syncline.errors import ConfigError, RankFailed, UsageError
 from syncline.launch.env import World, read_world
+from syncline.launch.met import tell_met
 
 log = logging.getLogger("syncline")
 
-MEETING_S = 60.0
-"""How long ranks wait for each other at the start: twice the time to load torch from cold disk."""
 ALIKE_S = 0.1
 """How long a rank that fails waits to hear that a lower rank fails alike. A launcher may end it
 soon after its peers have ended, so it must not wait long before it prints its traceback."""
-KINDS = ("auto", "shared_memory", "network", "torch")
-"""`network` is our own TCP streams; `torch` is messages in torch.distributed's process group."""
-_SIOCGIFADDR = 0x8915
 
 
 class Session:
     """A rank's connections to its peers, its comm lane and its replicas."""
 
-    def __init__(self, world: World, kind: str, silent_s: float, hung_s: float) -> None:
-        if kind not in KINDS:
-            raise ConfigError("comm", f"got {kind!r}", f"it is one of {', '.join(KINDS)}", "")
+    def __init__(self, world: World, settings: SessionSettings) -> None:
+        settings.check()
         self.world = world
+        self.settings = settings
         self.hub = Hub()
         self.lane = Lane(self.hub)
         self.replicas: list[Replica] = []
         self.control: Control | None = None
         self.comm: Communicator = Alone(world.rank)
         self._links = Connections()
-        self._store: Any = None  # kept alive: rank 0's store serves the other ranks
-        self._owns_group = False
+        self._store: JobStore | None = None  # kept alive: rank 0's store serves the other ranks
         self._is_closed = False
         self._error: BaseException | None = None
+        if world.remark:
+            log.warning("%s", world.remark)
         if world.size > 1:
-            self._connect(kind, silent_s, hung_s)
+            self._connect()
 
-    def _connect(self, kind: str, silent_s: float, hung_s: float) -> None:
+    def _connect(self) -> None:
+        settings = self.settings
+        self._check_kind(self.world.num_machines or 1)
+        self._find_others()
         world = self.world
-        kind = "torch" if kind == "auto" and torch.cuda.is_available() else kind
-        uses_network = kind in ("network", "torch") or world.num_machines > 1
-        if kind == "shared_memory" and uses_network:
+        place = Place(
+            world.rank,
+            world.size,
+            world.local_rank or 0,
+            self._machines[world.machine or 0],
+            world.machine or 0,
+            tuple(members[0] for members in self._machines),
+            world.job_id,
+            world.key or b"",
+        )
+        self._links = meet(place, self._store, self._address, settings.meet_s)
+        if world.launcher == "syncline" and world.rank == 0:
+            tell_met(world.job_id)
+        if not self._uses_network:
+            self._store = None  # all ranks have read it: otherwise they would not have met
+        self.control = Control(
+            place, self._links, silent_s=settings.silent_s, hung_s=settings.hung_s
+        )
+        self.control.on_failure(self.lane.fail)
+        self.comm = self._make_communicator()
+
+    def _check_kind(self, num_machines: int) -> None:
+        if self.settings.comm == "shared_memory" and num_machines > 1:
             raise ConfigError(
                 "comm",
-                f"got 'shared_memory' with {world.num_machines} machines",
+                f"got 'shared_memory' with {num_machines} machines",
                 "machines share no memory",
                 "Use 'auto': shared memory inside machines, the network across.",
             )
-        self._store = self._join_network(kind, hung_s) if uses_network else None
-        place = self._find_place(self._store)
-        self._links = meet(place, self._store, world.address, MEETING_S)
-        self.control = Control(place, self._links, silent_s=silent_s, hung_s=hung_s)
-        self.control.on_failure(self.lane.fail)
-        self.comm = self._make_communicator(kind)
 
-    def _join_network(self, kind: str, hung_s: float) -> Any:
-        """Return the job's store; for `torch`, also join the process group, unless the user did."""
-        import torch.distributed as dist
-        from torch.distributed.rendezvous import rendezvous
-
-        world = self.world
-        assert world.address is not None
-        if not dist.is_initialized():
-            _choose_interface(world.address)
-            method = (
-                f"tcp://{world.address}:{world.port}" if world.launcher == "slurm" else "env://"
+    def _find_others(self) -> None:
+        """Find out which ranks share a machine, and where rank 0 is. Every rank calls it."""
+        world, meet_s = self.world, self.settings.meet_s
+        wants_network = self.settings.comm in ("network", "torch")
+        if world.launcher == "torch.distributed":
+            world, self._store = join_group_store(world, meet_s)
+        elif wants_network or not world.is_on_one_machine:
+            self._store = join_store(world, meet_s)
+        self._machines: Machines = (tuple(range(world.size)),)
+        if not world.is_on_one_machine:
+            assert self._store is not None
+            self._machines = find_machines(world, self._store)
+        self.world = world.on_machines(self._machines)
+        num_machines = len(self._machines)
+        self._check_kind(num_machines)
+        self._uses_network = wants_network or num_machines > 1
+        self._address = world.address or "127.0.0.1"
+        if world.address is None and num_machines > 1:
+            raise ConfigError(
+                "MASTER_ADDR",
+                f"not set in a world of {num_machines} machines",
+                "ranks listen on the interface that leads there",
+                "Export it on every machine: a name or an address of rank 0's machine.",
             )
-            timeout = datetime.timedelta(seconds=hung_s)
-            try:
-                if kind != "torch":
-                    met = rendezvous(method, world.rank, world.size, timeout=timeout)
-                    return next(met)[0]
-                dist.init_process_group(
-                    "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-                    init_method=method,
-                    rank=world.rank,
-                    world_size=world.size,
-                    timeout=timeout,
-                )
-            except (RuntimeError, ValueError) as error:
-                if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
-                    raise ConfigError(
-                        "MASTER_PORT",
-                        f"port {world.port} on {world.address} is in use",
-                        "rank 0 listens there",
-                        "Choose another port, or end the job that holds it.",
-                    ) from None
-                raise CommError(
-                    f"rank {world.rank} could not join the job at {world.address}:{world.port}: "
-                    f"{str(error).splitlines()[0]}"
-                ) from None
-            self._owns_group = True
-        return dist.distributed_c10d._get_default_store()
 
-    def _find_place(self, store: Any) -> Place:
-        """Return this rank's place, with the ranks that share its machine."""
-        world = self.world
-        key = world.key or b""
-        if world.num_machines == 1:
-            ranks = tuple(range(world.size))
-            return Place(
-                world.rank, world.size, world.local_rank, ranks, 0, (0,), world.job_id, key
-            )
-        prefix = f"syncline/{world.job_id}/place"
-        store.set(f"{prefix}/{world.rank}", f"{world.machine} {world.local_rank}")
-        machines: dict[int, dict[int, int]] = {}
-        for rank in range(world.size):
-            found = store.get(f"{prefix}/{rank}").decode("ascii", "replace").split()
-            if len(found) != 2 or not all(word.isdigit() for word in found):
-                raise CommError(f"the job's store holds nonsense for rank {rank}: {found!r:.60}")
-            machines.setdefault(int(found[0]), {})[int(found[1])] = rank
-        self._machines = [
-            tuple(rank for _, rank in sorted(members.items()))
-            for _, members in sorted(machines.items())
-        ]
-        return Place(
-            world.rank,
-            world.size,
-            world.local_rank,
-            self._machines[world.machine],
-            world.machine,
-            tuple(members[0] for members in self._machines),
-            world.job_id,
-            key,
-        )
-
-    def _make_communicator(self, kind: str) -> Communicator:
+    def _make_communicator(self) -> Communicator:
         assert self.control is not None
         context = Context(self.control, self.hub)
-        if self._store is None:
+        if not self._uses_network:
             if is_supported():
                 return SharedMemory.of_machine(context, self._links.memory)
             raise ConfigError(
@@ -168,13 +140,11 @@ class Session:
                 "shared memory is made for x86-64",
                 "Use comm='network'.",
             )
-        transport = self._make_transport(kind)
+        transport = self._make_transport()
         everybody = Network(context, transport, range(self.world.size))
         everybody.barrier()  # rank 0 must not leave, and end the store, before all have met
-        if self.world.num_machines == 1:
-            return everybody
         sizes = sorted({len(members) for members in self._machines})
-        if sizes == [1] or kind in ("network", "torch"):
+        if sizes == [1] or self.settings.comm in ("network", "torch"):
             return everybody
         if len(sizes) > 1 or not is_supported():
             log.warning(
@@ -185,26 +155,32 @@ class Session:
             )
             return everybody
         inside = SharedMemory.of_machine(context, self._links.memory)
-        everybody = Network(context, transport, range(self.world.size), tuple(self._machines))
+        everybody = Network(context, transport, range(self.world.size), self._machines)
         return Hierarchical.of(context, inside, everybody)
 
-    def _make_transport(self, kind: str) -> Transport:
+    def _make_transport(self) -> Transport:
         assert self.control is not None
-        assert self.world.address is not None
-        if kind != "torch":
-            to = self.world.address
-            return connect_streams(self.control, self.hub, self._store, to, MEETING_S)
-        import torch.distributed as dist
+        assert self._store is not None
+        if self.settings.comm != "torch":
+            meet_s = self.settings.meet_s
+            return connect_streams(self.control, self.hub, self._store, self._address, meet_s)
+        from syncline.comm.process_group import join_group
 
-        from syncline.comm.process_group import ProcessGroup
+        store, hung_s = self._store.store, self.settings.hung_s
+        return join_group(self.control, store, self._address, hung_s)
 
-        assert dist.group.WORLD is not None
-        device = (
-            torch.device("cuda", self.world.local_rank)
-            if torch.cuda.is_available()
-            else torch.device("cpu")
-        )
-        return ProcessGroup(dist.group.WORLD, self.control, device)
+    def check_alone(self) -> None:
+        """Refuse to train alone if other ranks have turned up since this one joined."""
+        if self.world.size > 1:
+            return
+        world = world_of_group() or read_world()
+        if world.size > 1:
+            raise UsageError(
+                f"syncline.init() found no other ranks, but now {world.launcher} has "
+                f"{world.size}: this one would train alone. Call init() after "
+                "init_process_group(), and after a launcher inside the script (Lightning's) has "
+                "started its processes."
+            )
 
     def close(self, *, in_good_order: bool = True) -> None:
         """Finish the lane's work, say farewell to the peers and free everything."""
@@ -224,10 +200,6 @@ class Session:
         if self.lane.failure is None and in_good_order:
             self.comm.close()
             self.hub.close()
-            if self._owns_group:
-                import torch.distributed as dist
-
-                dist.destroy_process_group()
         self._links.close()
 
     def _stay(self, *, in_good_order: bool) -> None:
@@ -241,27 +213,34 @@ class Session:
             state.close()
 
 
-def _choose_interface(address: str) -> None:
-    """Bind Gloo to the interface that leads to the job's address, unless the user chose one."""
-    mine = local_address_towards(address)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            with contextlib.suppress(OSError):
-                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-                if socket.inet_ntoa(reply[20:24]) == mine:
-                    os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-
-
 _session: Session | None = None
 
 
-def open_session(kind: str, silent_s: float, hung_s: float, world: World | None = None) -> Session:
-    """Connect this process to its job and return the session. A second call is refused."""
-    global _session
+def open_session(settings: SessionSettings) -> Session:
+    """Connect this process to its job and return the session.
+
+    The world is that of a process group which the user has made, or what the environment says. A
+    second call with the same settings returns the session that is open: a notebook's cell may run
+    twice.
+    """
     if _session is not None:
-        raise UsageError("syncline.init() was called twice. Call it once, before distribute().")
-    _session = Session(world or read_world(), kind, silent_s, hung_s)
+        _check_same(_session, settings)
+        return _session
+    return _open(world_of_group() or read_world(), settings)
+
+
+def open_session_of(job: Job, world: World) -> Session:
+    """Connect this process as a rank of `syncline train`."""
+    if _session is not None:
+        raise UsageError("a session is open in this process. A job is trained in one of its own.")
+    run = job.run
+    times = run.silent_s, run.hung_s, run.meet_s
+    return _open(world, SessionSettings(job.strategy.comm, *times, run.threads))
+
+
+def _open(world: World, settings: SessionSettings) -> Session:
+    global _session
+    _session = Session(world, settings)
     atexit.register(_leave)
     previous = sys.excepthook
 
@@ -274,6 +253,27 @@ def open_session(kind: str, silent_s: float, hung_s: float, world: World | None 
 
     sys.excepthook = note_failure
     return _session
+
+
+def _check_same(session: Session, settings: SessionSettings) -> None:
+    """Refuse a second call of `init` that asks for something else."""
+    if session._error is not None or session.lane.failure is not None:
+        raise UsageError(
+            "syncline.init() was called again after the job failed. Start the process again (in a "
+            "notebook, restart the kernel)."
+        )
+    before, now = dataclasses.asdict(session.settings), dataclasses.asdict(settings)
+    changed = [
+        f"{name} was {before[name]!r}, now {now[name]!r}"
+        for name in now
+        if before[name] != now[name]
+    ]
+    if changed:
+        raise UsageError(
+            f"syncline.init() was called twice, with other settings ({'; '.join(changed)}), but a "
+            "process joins its job once. Call it with the settings of before, or start the process "
+            "again."
+        )
 
 
 def current_session() -> Session:

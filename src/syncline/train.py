@@ -32,7 +32,7 @@ from syncline.report.progress import Progress
 from syncline.run_checkpoints import RunCheckpoints
 from syncline.run_folder import Metrics, Summary, is_finished, write_summary
 from syncline.run_trace import collect_trace
-from syncline.session import Session, close_session, fail_session, open_session
+from syncline.session import Session, close_session, fail_session, open_session_of
 from syncline.strategies import make_strategy
 
 
@@ -50,7 +50,7 @@ def train(
     world = read_world()
     # Whatever can be refused is refused here, before this rank connects to the others.
     run = _Run(job, world, out, progress, resume, trace)
-    session = open_session(job.strategy.comm, job.run.silent_s, job.run.hung_s, world)
+    session = open_session_of(job, world)
     try:
         summary = run.run_in(session)
     except BaseException as error:
@@ -90,7 +90,7 @@ class _Run:
         self.optimizer = build_optimizer(job.optimizer, self.model)
         self._conditions = Conditions(faults=job.faults, seed=job.run.seed)
         workers = job.strategy.own.num_workers(world.size)
-        self._conditions.check(world.size, world.num_machines, "faults", workers)
+        self._conditions.check(world.size, world.num_machines or 1, "faults", workers)
         self.checkpoints = RunCheckpoints(out, job, self.model, world.rank)
         self._saved = self.checkpoints.load() if resume else None
         self.start = 0 if self._saved is None else self._saved.step
@@ -276,7 +276,7 @@ class _Run:
 
     def _is_summary_written(self) -> bool:
         """Whether the run folder holds the summary; True where it may be on another machine."""
-        return self.world.num_machines > 1 or is_finished(self.out, self.total)
+        return self.session.world.num_machines != 1 or is_finished(self.out, self.total)
 
     def _summarize(
         self,

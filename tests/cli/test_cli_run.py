@@ -35,6 +35,32 @@ def test_a_script_runs_on_every_rank_with_its_arguments_and_threads(cli, script)
     assert sorted(map(json.loads, out.splitlines())) == [["0", *rest], ["1", *rest]]
 
 
+def test_a_module_runs_as_python_m_runs_it(cli):
+    package = cli.folder / "mine" / "inner"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "loop.py").write_text(
+        "import json, os, sys\n"
+        "line = [os.environ['RANK'], __name__, __package__, *sys.argv[1:]]\n"
+        "os.write(1, (json.dumps(line) + '\\n').encode())\n"
+    )
+    status, out, err = cli(
+        "run", "--ranks", "2", "-m", "mine.inner.loop", "a", "-m", "--ranks", "9"
+    )
+    assert (status, err) == (0, "")
+    rest = ["__main__", "mine.inner", "a", "-m", "--ranks", "9"]
+    assert sorted(map(json.loads, out.splitlines())) == [["0", *rest], ["1", *rest]]
+
+
+def test_in_an_sbatch_script_ranks_are_started(cli, script):
+    name = script("import os; os.write(1, (os.environ['RANK'] + '\\n').encode())")
+    slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_JOB_ID": "7"}
+    slurm |= {"SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_LOCALID": "0"}
+    status, out, err = cli("run", "--ranks", "2", name, **slurm)
+    assert (status, err) == (0, "")
+    assert sorted(out.split()) == ["0", "1"]
+
+
 def test_the_status_of_a_script_that_fails_is_passed_on(cli, script):
     name = script("import os, sys; sys.exit(3 if os.environ['RANK'] == '1' else 0)")
     status, _, err = cli("run", "--ranks", "2", name)
@@ -57,6 +83,9 @@ def test_with_go_on_one_rank_that_ends_well_is_enough(cli, script, arguments, ex
         (["--ranks", "0", "job.toml"], "--ranks: got 0, but a world has at least one rank."),
         (["--ranks", "1", "--threads", "0", "x"], "--threads: got 0, but a rank has at least one."),
         (["--ranks", "1", "--port", "70000", "job.toml"], "port: got 70000, but a port lies"),
+        (["--ranks", "1", "-m", "nosuch.module"], "nosuch.module: there is no such module, but"),
+        (["--ranks", "1", "-m", "job.toml"], "job.toml: this is a file, but with -m ranks run a"),
+        (["--ranks", "1", "-m", "../up"], "../up: there is no such module, but with -m ranks"),
         (["x.py"], "Missing option '--ranks'"),
         (["--ranks", "2"], "Missing argument"),
     ],

@@ -455,6 +455,7 @@ def test_a_slurm_job_of_one_task_may_start_ranks(cli):
         "SLURM_NTASKS": "1",
         "SLURM_LOCALID": "0",
         "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
         "SLURM_JOB_NODELIST": "n1",
     }
     status, out, err = cli("train", "job.toml", "--ranks", "2", "--json", **slurm)

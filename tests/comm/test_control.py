@@ -177,8 +177,7 @@ def test_nothing_is_left_after_everybody_was_killed():
 
 def test_a_rank_with_the_wrong_key_is_refused_by_name(caplog):
     def work():
-        syncline.session.MEETING_S = 4.0
-        syncline.init()
+        syncline.init(meet_s=4.0)
 
     keys = ["aa" * 16, "aa" * 16, "bb" * 16]
     answers = collect(*start_ranks(3, work, keys=keys), 30.0)

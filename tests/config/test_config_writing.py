@@ -135,7 +135,7 @@ def test_a_resolved_job_is_written_whole():
         '[strategy]\nname = "synchronous"\nshards = 2\nbucket_bytes = "auto"\n'
         'overlap = "auto"\ncomm = "auto"\n\n'
         '[run]\nranks = 2\nsteps = 30\nseed = 0\nthreads = 1\nout = "a\\u007f\\"\\n"\n'
-        'silent_s = 20.0\nhung_s = 600.0\ndevice = "cpu"\n'
+        'silent_s = 20.0\nhung_s = 600.0\nmeet_s = 300.0\ndevice = "cpu"\n'
     )
 
 

@@ -605,9 +605,9 @@ def test_lbfgs_is_refused():
         spread(model, torch.optim.LBFGS(model.parameters()))
 
 
-def test_init_twice_and_distribute_without_init_are_refused():
-    with pytest.raises(UsageError, match="called twice"):
-        syncline.init()
+def test_init_twice_with_other_settings_and_distribute_without_init_are_refused():
+    with pytest.raises(UsageError, match="called twice, with other settings"):
+        syncline.init(meet_s=5.0)
     syncline.session.close_session()
     with pytest.raises(UsageError, match="was not called"):
         make_and_spread()

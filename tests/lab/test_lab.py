@@ -223,6 +223,7 @@ def srun(lab, job, folder, machines, ranks, *more):
         "SLURM_NNODES": str(machines),
         "SLURM_TASKS_PER_NODE": f"{ranks}(x{machines})",
         "SLURM_JOB_ID": "17",
+        "SLURM_STEP_ID": "0",
         "SLURM_JOB_NODELIST": lab.address(0),
     }
     started = []

@@ -32,6 +32,7 @@ SLURM = {
     "SLURM_TASKS_PER_NODE": "4(x2),3",
     "SLURM_JOB_NODELIST": "node[03-05,9],gpu1",
     "SLURM_JOB_ID": "123456",
+    "SLURM_STEP_ID": "0",
     "SYNCLINE_KEY": KEY,
 }
 
@@ -138,11 +139,27 @@ def test_an_address_and_a_port_that_are_set_win_over_slurms():
     assert (world.address, world.port) == ("10.1.1.1", 1234)
 
 
-def test_slurm_does_not_count_outside_a_task_nor_below_torchrun():
-    outside = {name: value for name, value in SLURM.items() if name != "SLURM_PROCID"}
-    assert read_world(outside).launcher == "alone"
-    assert read_world({"SLURM_PROCID": "0"}).launcher == "alone"
+def test_slurm_does_not_count_outside_a_step_nor_below_torchrun():
     assert read_world(SLURM | TORCHRUN).launcher == "torchrun"
+    assert read_world({"SLURM_PROCID": "0"}).launcher == "alone"
+    # As in an sbatch script: srun has started nothing yet.
+    outside = {name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"}
+    world = read_world(outside | {"SLURM_PROCID": "0"})
+    assert (world.launcher, world.size) == ("alone", 1)
+    assert world.remark == (
+        "SLURM_NTASKS is 11, but srun did not start this process: it trains alone. Start the ranks"
+        " with srun, or with `syncline run`."
+    )
+    assert read_world(outside | {"SLURM_NTASKS": "1"}).remark == ""
+
+
+def test_a_steps_own_numbers_win_over_the_allocations():
+    # As in the shell of an interactive allocation: a step of one task in a job of eleven.
+    step = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1", "SLURM_PROCID": "0"}
+    step |= {"SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}
+    world = read_world(SLURM | step | {"SLURM_STEP_ID": "4294967290"})
+    assert (world.launcher, world.size, world.num_machines) == ("slurm", 1, 1)
+    assert read_world(SLURM | {"SLURM_STEP_NODELIST": "other[7-9]"}).address == "other7"
 
 
 def test_a_single_machine_needs_no_key_and_several_do():
@@ -215,9 +232,7 @@ def test_variables_of_torchrun_that_contradict_are_refused_by_name(change, start
     assert refusal(TORCHRUN | change).startswith(start)
 
 
-@pytest.mark.parametrize(
-    "name", ["WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
-)
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
 def test_a_variable_of_torchrun_that_is_missing_is_named(name):
     environ = {key: value for key, value in TORCHRUN.items() if key != name}
     assert refusal(environ).startswith(f"{name}: not set though RANK is, but a launcher sets both.")

@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from syncline.errors import ConfigError
-from syncline.launch.local import Outcome, describe_end, launch
+from syncline.launch.local import launch
+from syncline.launch.outcome import Outcome, describe_end
 
 pytestmark = pytest.mark.processes
 
@@ -196,6 +197,88 @@ def test_the_others_are_stopped_when_they_do_not_end_after_a_failure(run, capfd)
 def test_a_strategy_that_survives_a_death_has_all_the_time_it_wants(run):
     code = "sys.exit(1) if rank == '1' else time.sleep(0.8)"
     assert run(code, 2, after_failure_s=None) == Outcome((0, 1))
+
+
+FREEZE_RANK_1 = """
+write_pid("up")
+if rank == "1":
+    os.kill(os.getpid(), signal.SIGSTOP)
+while len(list(folder.glob("up.*"))) < 2: time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(("status", "expected"), [(0, (0, -15)), (1, (1, -15))])
+def test_a_frozen_rank_is_not_waited_for_after_all_others_have_ended(run, capfd, status, expected):
+    began_s = time.monotonic()
+    outcome = run(f"{FREEZE_RANK_1}sys.exit({status})", 2, go_on=True, frozen_s=1.0)
+    assert outcome.statuses == expected
+    assert time.monotonic() - began_s < 20
+    assert "syncline: stopping rank 1: frozen for 1 s, and others ended\n" in capfd.readouterr().err
+
+
+def test_a_rank_that_works_or_only_beats_is_waited_for(run):
+    code = """
+import threading
+if rank == "1":
+    sys.exit(1)
+if rank == "2":  # computes, and is seldom switched
+    end_s = time.monotonic() + 3
+    while time.monotonic() < end_s: pass
+else:  # waits, and a thread sends heartbeats
+    threading.Thread(target=lambda: [time.sleep(0.2) for _ in range(18)], daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    signal.sigtimedwait([signal.SIGUSR1], 3.5)
+"""
+    assert run(code, 3, go_on=True, frozen_s=1.0).statuses == (0, 1, 0)
+
+
+def test_a_frozen_rank_beside_one_that_works_is_left_to_the_library(run, tmp_path):
+    code = (
+        FREEZE_RANK_1
+        + """
+if rank == "2":
+    sys.exit(0)
+stop_s = time.monotonic() + 2.5
+while time.monotonic() < stop_s: time.sleep(0.1)
+os.kill(int((folder / "up.1").read_text()), signal.SIGCONT)
+"""
+    )
+    assert run(code, 3, go_on=True, frozen_s=1.0).statuses == (0, 0, 0)
+
+
+MEETS = """
+import syncline
+from syncline.session import current_session
+def die_if(condition):
+    if condition: os._exit(3)
+"""
+
+
+@pytest.mark.parametrize("victim", ["0", "1"])
+def test_before_the_meeting_nobody_goes_on_without_a_rank(run, capfd, victim):
+    code = MEETS + f"die_if(rank == '{victim}')\nsyncline.init()"
+    began_s = time.monotonic()
+    outcome = run(code, 2, go_on=True, meets=True, after_failure_s=0.5)
+    assert time.monotonic() - began_s < 30
+    assert outcome.statuses[int(victim)] == 3
+    assert outcome.statuses[1 - int(victim)] != 0
+    assert "still running 0.5 s after the first end" in capfd.readouterr().err
+
+
+def test_after_the_meeting_the_others_go_on(run):
+    code = (
+        MEETS
+        + """
+syncline.init()
+current_session().comm.barrier()
+current_session().control.tolerate(range(2))
+current_session().comm.barrier()
+die_if(rank == "1")
+time.sleep(2.0)
+"""
+    )
+    outcome = run(code, 2, go_on=True, meets=True, after_failure_s=0.5)
+    assert (outcome.statuses, outcome.exit_code) == ((0, 3), 0)
 
 
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(run, capfd):

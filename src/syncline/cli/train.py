@@ -167,7 +167,9 @@ def _launch(
     go_on = bool(job.strategy.own.may_lose(job.run.ranks))
     threads = job.run.threads
     load(threads)
-    outcome = launch(as_rank, job.run.ranks, threads=threads, stdout=stdout, go_on=go_on)
+    outcome = launch(
+        as_rank, job.run.ranks, threads=threads, stdout=stdout, go_on=go_on, meets=True
+    )
     if outcome.exit_code:
         if outcome.exit_code != 2 and has_checkpoint(folder):
             again = f"syncline train {shlex.quote(str(job_file))} --out {shlex.quote(str(folder))}"

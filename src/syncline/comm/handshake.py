@@ -11,7 +11,7 @@ import hmac
 import os
 import socket
 import struct
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -43,6 +43,9 @@ class _Proof(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Verdict(msgspec.Struct, forbid_unknown_fields=True):
     refused: str
+
+
+_T = TypeVar("_T", Hello, _Answer, _Proof, _Verdict)
 
 
 def pack(message: Any) -> bytes:
@@ -88,9 +91,22 @@ class Frames:
         return frames
 
 
+def _receive(sock: socket.socket, kind: type[_T]) -> _T:
+    """Read one frame and decode it. What a stranger sends raises CommError, and nothing else."""
+    try:
+        return msgspec.json.decode(receive_frame(sock), type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CommError(f"a frame arrived that is not one of ours: {error}") from None
+
+
+def _is_same(proof: str, expected: str) -> bool:
+    # Bytes: compare_digest raises on a text with characters outside ASCII.
+    return hmac.compare_digest(proof.encode("utf-8", "replace"), expected.encode())
+
+
 def _proof(key: bytes, role: str, hello: Hello, rank: int, nonce: str) -> str:
     text = f"{role}|{hello.job}|{hello.rank}|{hello.purpose}|{hello.nonce}|{rank}|{nonce}"
-    return hmac.new(key, text.encode(), "sha256").hexdigest()
+    return hmac.new(key, text.encode("utf-8", "replace"), "sha256").hexdigest()
 
 
 def knock(sock: socket.socket, key: bytes, job: str, rank: int, purpose: str) -> int:
@@ -100,17 +116,15 @@ def knock(sock: socket.socket, key: bytes, job: str, rank: int, purpose: str) ->
     """
     hello = Hello(job, rank, purpose, os.urandom(16).hex())
     sock.sendall(pack(hello))
-    answer = msgspec.json.decode(receive_frame(sock), type=_Answer)
-    if not hmac.compare_digest(
-        answer.proof, _proof(key, "answer", hello, answer.rank, answer.nonce)
-    ):
+    answer = _receive(sock, _Answer)
+    if not _is_same(answer.proof, _proof(key, "answer", hello, answer.rank, answer.nonce)):
         sock.sendall(pack(_Proof("")))
         raise KeyRefused(
             f"rank {rank} refused the process that answered as rank {answer.rank}: it does not "
             "hold this job's key. Give every machine the same SYNCLINE_KEY."
         )
     sock.sendall(pack(_Proof(_proof(key, "knock", hello, answer.rank, answer.nonce))))
-    verdict = msgspec.json.decode(receive_frame(sock), type=_Verdict)
+    verdict = _receive(sock, _Verdict)
     if verdict.refused:
         raise KeyRefused(verdict.refused)
     return answer.rank
@@ -121,15 +135,15 @@ def answer(sock: socket.socket, key: bytes, job: str, rank: int, caller: str) ->
 
     `caller` names the other end for the message (an address, or a process and user).
     """
-    hello = msgspec.json.decode(receive_frame(sock), type=Hello)
+    hello = _receive(sock, Hello)
     if hello.job != job:
         refusal = f"rank {rank} refused {caller}: it belongs to another job ({hello.job})"
         sock.sendall(pack(_Answer(rank, "", "")))
         raise KeyRefused(refusal)
     nonce = os.urandom(16).hex()
     sock.sendall(pack(_Answer(rank, nonce, _proof(key, "answer", hello, rank, nonce))))
-    proof = msgspec.json.decode(receive_frame(sock), type=_Proof)
-    if not hmac.compare_digest(proof.proof, _proof(key, "knock", hello, rank, nonce)):
+    proof = _receive(sock, _Proof)
+    if not _is_same(proof.proof, _proof(key, "knock", hello, rank, nonce)):
         refusal = f"rank {rank} refused {caller}, which claims rank {hello.rank}: wrong key"
         if proof.proof:
             sock.sendall(pack(_Verdict(refusal)))

@@ -10,6 +10,7 @@ import mmap
 import os
 import select
 import socket
+import time
 from collections.abc import Sequence
 
 import torch
@@ -17,6 +18,11 @@ import torch
 from syncline.comm.control import Control
 from syncline.comm.hub import Hub
 from syncline.errors import CommError
+
+_GIVE_S = 60.0
+"""Handing over blocks only if hundreds of descriptors wait to be taken."""
+_CHECK_S = 1.0
+"""How often a rank that waits for memory looks whether the leader is still there."""
 
 
 def as_tensor(
@@ -31,11 +37,6 @@ def round_up(size: int, multiple: int = mmap.PAGESIZE) -> int:
     return -(-size // multiple) * multiple
 
 
-_PASS_S = 60.0
-"""How long a rank may take to pass or accept a descriptor: it may still load its data. If it dies,
-the socket ends the wait at once."""
-
-
 class Star:
     """Unix sockets from a leading rank to others of its machine, to pass file descriptors."""
 
@@ -44,7 +45,7 @@ class Star:
         self.links = links
         self.leads = leads
         for sock in links.values():
-            sock.settimeout(_PASS_S)
+            sock.settimeout(_GIVE_S if leads else _CHECK_S)
 
     def give(self, rank: int, files: Sequence[int]) -> None:
         # The kernel passes at most 253 descriptors in one message.
@@ -59,9 +60,15 @@ class Star:
     def take(self, num_files: int) -> list[int]:
         (leader, sock), *_ = self.links.items()
         files: list[int] = []
+        started = time.monotonic()
         while len(files) < num_files:
             try:
                 data, more, _, _ = socket.recv_fds(sock, 1, min(250, num_files - len(files)))
+            except TimeoutError:
+                # The leader may be slow in coming here: wait as long as for a collective.
+                waited_s = time.monotonic() - started
+                self.control.check_waiting_for([leader], waited_s, "shared memory")
+                continue
             except OSError:
                 data, more = b"", []
             if not data:

@@ -3,8 +3,8 @@
 Each rank sends every peer the strip that the peer owns and adds up what it receives in the tree's
 order: the fewest bytes, and an order of summation that is the same for any number of ranks.
 
-The bytes are carried by a transport: `Streams` (TCP, for processors) or `ProcessGroup`
-(torch.distributed: NCCL where the model is on GPUs).
+The bytes are carried by a transport: `Streams` (TCP connections of our own) or `ProcessGroup`
+(torch.distributed).
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class Transport(Protocol):
 
     name: str
     num_channels: int
-    device: torch.device
 
     def prepare(
         self, sends: Sequence[Addressed], receives: Sequence[Addressed], about: int
@@ -99,7 +98,7 @@ class Network(RealCommunicator):
         self._meeting = self.prepare_exchange(to_all, from_all)
 
     def _empty(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(num_elements, dtype=dtype, device=self._transport.device)
+        return torch.empty(num_elements, dtype=dtype)
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
         self._num_allocated += 1

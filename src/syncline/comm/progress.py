@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import socket
@@ -9,6 +10,8 @@ import struct
 import time
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
+
+from syncline.errors import CommError
 
 if TYPE_CHECKING:
     from syncline.comm.rendezvous import Place
@@ -81,10 +84,21 @@ def share_board(place: Place, memory_links: Mapping[int, socket.socket]) -> Prog
     if place.local_rank == 0:
         file = ProgressBoard.create(local_size)
         for sock in memory_links.values():
-            socket.send_fds(sock, [b"p"], [file])
+            # A member that has died since the meeting is noticed on its control connection.
+            with contextlib.suppress(OSError):
+                socket.send_fds(sock, [b"p"], [file])
     else:
-        (sock,) = memory_links.values()
-        _, (file, *_), _, _ = socket.recv_fds(sock, 1, 1)
+        ((leader, sock),) = memory_links.items()
+        try:
+            files = socket.recv_fds(sock, 1, 1)[1]
+        except OSError:
+            files = []
+        if not files:
+            raise CommError(
+                f"rank {place.rank} has met rank {leader}, which then did not meet all others of "
+                f"its machine. Look at the log of rank {leader} first."
+            )
+        (file,) = files
     try:
         return ProgressBoard(file, local_size, place.local_rank)
     finally:

@@ -25,6 +25,12 @@ from syncline.errors import CommError, KeyRefused
 log = logging.getLogger("syncline")
 
 _CREDENTIALS = struct.Struct("3i")
+_ANSWER_S = 10.0
+"""How long a caller may take for each message of its introduction."""
+_PAUSE_S = 0.2
+"""The longest pause between two attempts to reach a rank that has not come yet."""
+_STAGES = 3
+"""A leader waits up to `meet_s` three times: for its machine, for the store, for other machines."""
 
 
 class Store(Protocol):
@@ -78,21 +84,30 @@ def _peer_credentials(sock: socket.socket) -> tuple[int, int]:
 
 
 def accept_all(
-    listener: socket.socket, place: Place, wanted: set[tuple[int, str]]
+    listener: socket.socket, place: Place, wanted: set[tuple[int, str]], meet_s: float
 ) -> dict[tuple[int, str], socket.socket]:
-    """Accept connections until every wanted (rank, purpose) has come; refuse and log all others."""
+    """Accept connections until every wanted (rank, purpose) has come; refuse and log all others.
+
+    Callers that are refused do not prolong the limit `meet_s`.
+    """
     came: dict[tuple[int, str], socket.socket] = {}
+    deadline = time.monotonic() + meet_s
     while wanted:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            missing = sorted({rank for rank, _ in wanted})
+            raise CommError(
+                f"rank {place.rank} waited {meet_s:g} s for rank"
+                f"{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}, "
+                "which never came. Look at the logs; does everybody have the same SYNCLINE_KEY? If "
+                "ranks start slowly, raise meet_s."
+            )
+        listener.settimeout(left_s)
         try:
             sock, address = listener.accept()
         except TimeoutError:
-            missing = sorted({rank for rank, _ in wanted})
-            raise CommError(
-                f"rank {place.rank} waited {listener.gettimeout():.0f} s for rank"
-                f"{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}, "
-                "which never came. Look at the logs; does everybody have the same SYNCLINE_KEY?"
-            ) from None
-        sock.settimeout(10.0)
+            continue
+        sock.settimeout(_ANSWER_S)
         try:
             if sock.family == socket.AF_UNIX:
                 pid, uid = _peer_credentials(sock)
@@ -108,32 +123,44 @@ def accept_all(
             log.warning("%s", error)
             sock.close()
             continue
+        sock.settimeout(_STAGES * meet_s)
         wanted.discard((hello.rank, hello.purpose))
         came[hello.rank, hello.purpose] = sock
     return came
 
 
 def connect_to(
-    family: int, address: object, place: Place, purpose: str, to: int, timeout_s: float
+    family: int, address: object, place: Place, purpose: str, to: int, meet_s: float
 ) -> socket.socket:
-    deadline = time.monotonic() + timeout_s
+    """Return a connection with rank `to`, which may come up to `meet_s` later.
+
+    What comes first on the connection, rank `to` sends when it has met all others, so the
+    connection's own limit is longer.
+    """
+    deadline = time.monotonic() + meet_s
+    pause_s = 0.01
     while True:
         sock = socket.socket(family, socket.SOCK_STREAM)
-        sock.settimeout(10.0)
+        # If rank `to` is busy with others, this connection waits in its queue.
+        sock.settimeout(max(deadline - time.monotonic(), 1e-3))
         try:
             sock.connect(address)  # type: ignore[arg-type]  # str or (host, port), by family
             found = knock(sock, place.key, place.job, place.rank, purpose)
             if found != to:
                 raise CommError(f"rank {place.rank} looked for rank {to} and found rank {found}")
+            sock.settimeout(_STAGES * meet_s)
             return sock
         except OSError as error:
             sock.close()
             if time.monotonic() > deadline:
                 raise CommError(
-                    f"rank {place.rank} could not reach rank {to} within {timeout_s:.0f} s "
-                    f"({error}). Is rank {to} running? Look at its log first."
+                    f"rank {place.rank} could not reach rank {to} within {meet_s:g} s "
+                    f"({error}). Is rank {to} running? Look at its log first. If ranks start "
+                    "slowly, raise meet_s."
                 ) from None
-            time.sleep(0.02)
+            time.sleep(pause_s)
+            # Many ranks that wait must not take the processor from the one they wait for.
+            pause_s = min(2 * pause_s, _PAUSE_S)
         except BaseException:
             sock.close()
             raise
@@ -147,13 +174,13 @@ def local_address_towards(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def meet(place: Place, store: Store | None, address: str | None, timeout_s: float) -> Connections:
+def meet(place: Place, store: Store | None, address: str | None, meet_s: float) -> Connections:
     """Connect this rank with its leader and its members. Every rank calls it."""
     is_leader = place.local_rank == 0
     if not is_leader:
         leader = place.local_ranks[0]
         control, memory = (
-            connect_to(socket.AF_UNIX, _unix_name(place), place, purpose, leader, timeout_s)
+            connect_to(socket.AF_UNIX, _unix_name(place), place, purpose, leader, meet_s)
             for purpose in ("control", "memory")
         )
         return Connections((leader, control), memory={leader: memory})
@@ -170,40 +197,36 @@ def meet(place: Place, store: Store | None, address: str | None, timeout_s: floa
                     "same name runs here. Wait for it, or choose another port (MASTER_PORT)."
                 ) from None
             listener.listen(2 * len(members))
-            listener.settimeout(timeout_s)
             wanted = {(rank, purpose) for rank in members for purpose in ("control", "memory")}
-            for (rank, purpose), sock in accept_all(listener, place, wanted).items():
+            for (rank, purpose), sock in accept_all(listener, place, wanted, meet_s).items():
                 (links.memory if purpose == "memory" else links.children)[rank] = sock
         others = [rank for rank in place.leaders if rank != 0]
         if others:
             assert store is not None, "several machines need a store"
             assert address is not None, "several machines need an address"
             if place.rank == 0:
-                links.children |= _answer_machines(place, store, address, others, timeout_s)
+                links.children |= _answer_machines(place, store, address, others, meet_s)
             else:
                 where = read_address(place, store, "control", 0)
-                links.parent = (0, connect_to(*where, place, "control", 0, timeout_s))
+                links.parent = (0, connect_to(*where, place, "control", 0, meet_s))
         return links
 
 
 def _answer_machines(
-    place: Place, store: Store, address: str, others: list[int], timeout_s: float
+    place: Place, store: Store, address: str, others: list[int], meet_s: float
 ) -> dict[int, socket.socket]:
-    with listen(place, store, address, "control", timeout_s) as listener:
-        came = accept_all(listener, place, {(rank, "control") for rank in others})
+    with listen(place, store, address, "control") as listener:
+        came = accept_all(listener, place, {(rank, "control") for rank in others}, meet_s)
         return {rank: sock for (rank, _), sock in came.items()}
 
 
-def listen(
-    place: Place, store: Store, address: str, purpose: str, timeout_s: float
-) -> socket.socket:
+def listen(place: Place, store: Store, address: str, purpose: str) -> socket.socket:
     """Listen on the interface that leads to the job's address, and tell the others where."""
     host = local_address_towards(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.bind((host, 0))
     listener.listen(place.size)
-    listener.settimeout(timeout_s)
     port = listener.getsockname()[1]
     store.set(f"syncline/{place.job}/{purpose}/{place.rank}", f"{host} {port}")
     return listener

@@ -405,7 +405,6 @@ class Streams:
 
     name = "tcp"
     num_channels = NUM_CHANNELS
-    device = torch.device("cpu")
 
     def __init__(
         self,
@@ -543,17 +542,18 @@ class Streams:
 
 
 def connect_streams(
-    control: Control, hub: Hub, store: Store, address: str, timeout_s: float
+    control: Control, hub: Hub, store: Store, address: str, meet_s: float
 ) -> Streams:
     """Connect this rank with every other. Every rank calls it."""
     place = control.place
     sockets: dict[int, socket.socket] = {}
-    with listen(place, store, address, "data", timeout_s) as listener:
+    with listen(place, store, address, "data") as listener:
         for rank in range(place.rank):
             where = read_address(place, store, "data", rank)
-            sockets[rank] = connect_to(*where, place, "data", rank, timeout_s)
+            sockets[rank] = connect_to(*where, place, "data", rank, meet_s)
         higher = {(rank, "data") for rank in range(place.rank + 1, place.size)}
-        sockets |= {rank: sock for (rank, _), sock in accept_all(listener, place, higher).items()}
+        came = accept_all(listener, place, higher, meet_s)
+        sockets |= {rank: sock for (rank, _), sock in came.items()}
     # With more peers less comes from each in a millisecond: pause longer and send larger pieces, so
     # that a system call still moves enough. Decision 7's figures are for 4 machines: 3 peers.
     scale = max(1.0, len(sockets) / 3)

@@ -110,6 +110,7 @@ _MAY_CHANGE = {
         "out",
         "silent_s",
         "hung_s",
+        "meet_s",
     },
     "cluster": set(ClusterSettings.__struct_fields__),
 }

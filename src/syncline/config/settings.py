@@ -30,6 +30,10 @@ MAX_THREADS = 1024
 SILENT_S = 20.0
 # A step, an evaluation or a checkpoint of a slow rank may take minutes without any fault.
 HUNG_S = 600.0
+# Loading Python and torch from a busy network file system takes minutes.
+MEET_S = 300.0
+# More than eleven days is a typing error.
+MAX_MEET_S = 1e6
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,7 +141,8 @@ class RunSettings(Table, frozen=True, kw_only=True):
     Exactly one of `steps` and `epochs` is given. `evaluate_every` and `checkpoint_every` count
     steps; None means once, at the end. `threads` is the number of intra-op threads of a rank: it
     changes the order of summation, so the job fixes it. A rank that sends no heartbeat for
-    `silent_s`, or keeps the others waiting for `hung_s`, counts as failed.
+    `silent_s`, or keeps the others waiting for `hung_s`, counts as failed. At the start ranks wait
+    for each other up to `meet_s`.
     """
 
     ranks: Annotated[int, Meta(ge=1, examples=[2])] = 1
@@ -150,6 +155,7 @@ class RunSettings(Table, frozen=True, kw_only=True):
     out: Annotated[str, Meta(min_length=1, examples=["runs/first"])] | None = None
     silent_s: Annotated[float, Meta(gt=0, examples=[SILENT_S])] = SILENT_S
     hung_s: Annotated[float, Meta(gt=0, examples=[HUNG_S])] = HUNG_S
+    meet_s: Annotated[float, Meta(gt=0, le=MAX_MEET_S, examples=[MEET_S])] = MEET_S
     device: Literal["cpu"] = "cpu"
 
 

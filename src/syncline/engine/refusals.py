@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from syncline.comm.base import Communicator
 from syncline.contract import Plan
 from syncline.engine.bucket import Slot
 from syncline.errors import UsageError
@@ -52,10 +51,25 @@ class Found(NamedTuple):
     """Parameters that the optimizer holds, but that need no gradient."""
 
 
-def find_parameters(
-    model: nn.Module, optimizer: Optimizer, comm: Communicator, accumulate: int
-) -> Found:
+def refuse_devices(model: nn.Module) -> None:
+    """Refuse a model with a parameter or a buffer that is not in the CPU's memory."""
+    for kind, tensors in (
+        ("parameter", model.named_parameters()),
+        ("buffer", model.named_buffers()),
+    ):
+        for name, tensor in tensors:
+            if tensor.device.type != "cpu":
+                raise UsageError(
+                    f"{kind} {name} is on the device {tensor.device}, but this version trains "
+                    "models in the memory of the CPU only. Call model.cpu() before the optimizer "
+                    "is made and before distribute(), or train on devices with torch's "
+                    "DistributedDataParallel."
+                )
+
+
+def find_parameters(model: nn.Module, optimizer: Optimizer, accumulate: int) -> Found:
     """Return a slot for every parameter to be trained; refuse what cannot be right."""
+    refuse_devices(model)
     names = {id(p): name for name, p in model.named_parameters()}
     held = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter in held:
@@ -75,9 +89,6 @@ def find_parameters(
     order = [p for p in model.parameters() if id(p) in trained]
     if not order:
         raise UsageError("the optimizer holds no parameter that needs a gradient")
-    for parameter in order:
-        if parameter.device.type != "cpu" and comm.name == "shared memory":
-            raise UsageError("parameters on a GPU need comm='network'")
     slots = [Slot(names[id(p)], p, number, expected=accumulate) for number, p in enumerate(order)]
     return Found(slots, [p for p in held if id(p) not in trained])
 

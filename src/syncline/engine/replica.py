@@ -93,7 +93,7 @@ class Replica:
         self._recorder: Recorder | None = None
         self._moment_handles: list[Any] = []
         self.is_detached = False
-        found = find_parameters(model, optimizer, comm, accumulate)
+        found = find_parameters(model, optimizer, accumulate)
         refuse_claimed(found.slots, optimizer, _replicas)
         self.slots = found.slots
         sizes = [slot.size() for slot in self.slots]

@@ -1,66 +1,88 @@
 """Which rank is this process? The only module that reads the environment.
 
-It knows the variables of torchrun, of our own launcher (torchrun's plus SYNCLINE_KEY and
-SYNCLINE_JOB) and of Slurm; without any of them the world has one rank. Variables that contradict
-each other are refused by name. `rank_environment` makes the variables that our launcher sets.
+It reads, in this order: RANK and WORLD_SIZE (torchrun, our own launcher, env://); LOCAL_RANK,
+NODE_RANK and WORLD_SIZE (Lightning); a Slurm step; Open MPI, PMI, Flux. Without any of them the
+world has one rank. Variables that contradict each other are refused by name, and so are variables
+of a launcher that do not say which rank this is: no rank trains alone by mistake.
+`rank_environment` makes the variables that our launcher sets.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterator, Mapping
 
 from syncline.errors import ConfigError
+from syncline.launch.mpi import check_agreement, from_mpi
+from syncline.launch.slurm import from_slurm, remark_outside_a_step
+from syncline.launch.world import (
+    ALONE,
+    NOWHERE,
+    Launcher,
+    Place,
+    Variables,
+    World,
+    contradiction,
+    digest,
+)
 
-Launcher = Literal["alone", "torchrun", "syncline", "slurm"]
+__all__ = [
+    "World",
+    "rank_environment",
+    "read_world",
+    "read_world_of_group",
+    "thread_environment",
+]
+
 KEY_BYTES_LEAST = 16
 """128 bits: too many keys to try them all."""
 
-
-@dataclass(frozen=True)
-class World:
-    """A rank's place among all ranks, and how it finds the others.
-
-    `address` and `port` are where rank 0 listens; None in a world of one. `key` is the job's
-    secret: None is allowed on a single machine only. `job_id` is equal on all ranks of a job and
-    differs between jobs on a machine: names of sockets are made from it.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    machine: int
-    num_machines: int
-    address: str | None
-    port: int | None
-    key: bytes | None = field(repr=False)
-    launcher: Launcher
-    job_id: str
+# Each of these is set for one of several ranks, or counts them.
+_RANKS = ("LOCAL_RANK", "PMIX_RANK")
+_SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE")
 
 
 def read_world(environ: Mapping[str, str] | None = None) -> World:
     """Read the world from a launcher's variables: `environ`, or os.environ if that is None."""
     environ = os.environ if environ is None else environ
-    key = _key(environ)
-    if "RANK" in environ:
-        world = _from_torchrun(environ, key)
-    elif "SLURM_PROCID" in environ and _integer(environ, "SLURM_NTASKS", "0") >= 1:
-        world = _from_slurm(environ, key)
-    else:
-        job_id = _digest("alone", os.getpid())
-        return World(0, 1, 0, 1, 0, 1, None, None, key, "alone", job_id)
-    if world.num_machines > 1 and world.key is None:
-        raise ConfigError(
-            "SYNCLINE_KEY",
-            f"not set in a world of {world.num_machines} machines",
-            "ranks on other machines prove themselves with the job's key",
-            "Generate one with `syncline key` and export it on every machine.",
-        )
+    found: World | None = None
+    for world in _worlds(environ, _key(environ)):
+        # A world of one does not hide another: `mpirun -n 4` inside a Slurm step of one task.
+        if found is None or world.size > 1:
+            found = world
+        if found.size > 1:
+            break
+    if found is None:
+        _refuse_traces(environ, None)
+        job_id = digest("alone", os.getpid())
+        remark = remark_outside_a_step(environ)
+        return World(0, 1, *ALONE, None, None, _key(environ), "alone", job_id, remark)
+    if "RANK" not in environ:
+        if found.size == 1:
+            _refuse_traces(environ, found)
+        check_agreement(found, environ)
+    found.check_key()
+    return found
+
+
+def read_world_of_group(rank: int, size: int, environ: Mapping[str, str] | None = None) -> World:
+    """Return the world of a process group that the user made, as far as it is known without it.
+
+    Its job has no id yet: the session makes one.
+    """
+    environ = os.environ if environ is None else environ
+    address = environ.get("MASTER_ADDR", "").strip() or None
+    place = ALONE if size == 1 else NOWHERE
+    world = World(rank, size, *place, address, None, _key(environ), "torch.distributed", "")
+    if size == 1:
+        said = read_world(environ)
+        if said.size > 1:
+            raise ConfigError(
+                "torch.distributed",
+                f"its process group has 1 rank while {said.launcher} started {said.size}",
+                "the ranks of a job train together",
+                "Give init_process_group the rank and the number of ranks, or do not call it.",
+            )
     return world
 
 
@@ -93,107 +115,115 @@ def thread_environment(threads: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
+def _worlds(environ: Mapping[str, str], key: bytes | None) -> Iterator[World]:
+    """Yield what each launcher says. RANK is explicit: nothing else counts beside it."""
+    if "RANK" in environ:
+        yield _from_torchrun(environ, key)
+        return
+    for read in (_from_lightning, from_slurm):
+        world = read(environ, key)
+        if world is not None:
+            yield world
+    yield from from_mpi(environ, key)
+
+
 def _from_torchrun(environ: Mapping[str, str], key: bytes | None) -> World:
-    ours = "SYNCLINE_JOB" in environ
-    size = _integer(environ, "WORLD_SIZE")
-    _at_least("WORLD_SIZE", size, 1)
-    rank = _below(environ, "RANK", "WORLD_SIZE", size)
-    local_size = _integer(environ, "LOCAL_WORLD_SIZE")
-    _at_least("LOCAL_WORLD_SIZE", local_size, 1)
-    _at_most("LOCAL_WORLD_SIZE", local_size, "WORLD_SIZE", size)
-    local_rank = _below(environ, "LOCAL_RANK", "LOCAL_WORLD_SIZE", local_size)
-    num_machines = _integer(environ, "GROUP_WORLD_SIZE", "1")
-    _at_least("GROUP_WORLD_SIZE", num_machines, 1)
-    _at_most("GROUP_WORLD_SIZE", num_machines, "WORLD_SIZE", size)
-    machine = _below(environ, "GROUP_RANK", "GROUP_WORLD_SIZE", num_machines, default="0")
-    if num_machines == 1 and local_size != size:
-        raise _contradiction(
+    variables = Variables(environ, "RANK")
+    size = variables.size("WORLD_SIZE")
+    rank = variables.below("RANK", ("WORLD_SIZE", size))
+    place = _place(variables, size)
+    address, port = variables.where(is_needed=size > 1)
+    run_id = environ.get("SYNCLINE_JOB") or environ.get("TORCHELASTIC_RUN_ID", "none")
+    restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    job_id = digest(run_id, address, port, restarts)
+    launcher: Launcher = "syncline" if "SYNCLINE_JOB" in environ else "torchrun"
+    return World(rank, size, *place, address, port, key, launcher, job_id)
+
+
+def _place(variables: Variables, size: int) -> Place:
+    """Return what LOCAL_* and GROUP_* say, or NOWHERE if they do not say it all."""
+    world = "WORLD_SIZE", size
+    local_rank: int | None = None
+    local_size: int | None = None
+    machine: int | None = None
+    num_machines: int | None = None
+    local, group = world, world
+    if "LOCAL_WORLD_SIZE" in variables:
+        local_size = variables.size("LOCAL_WORLD_SIZE", world)
+        local = "LOCAL_WORLD_SIZE", local_size
+    if "LOCAL_RANK" in variables:
+        local_rank = variables.below("LOCAL_RANK", local)
+    if "GROUP_WORLD_SIZE" in variables:
+        num_machines = variables.size("GROUP_WORLD_SIZE", world)
+        group = "GROUP_WORLD_SIZE", num_machines
+    elif local_size == size:
+        num_machines = 1
+    if "GROUP_RANK" in variables:
+        machine = variables.below("GROUP_RANK", group)
+    elif num_machines == 1:
+        machine = 0
+    if num_machines == 1 and local_size is not None and local_size != size:
+        raise contradiction(
             "LOCAL_WORLD_SIZE",
             f"got {local_size} with WORLD_SIZE = {size} and one machine",
             "all ranks of a single machine are local",
         )
-    address = _text(environ, "MASTER_ADDR")
-    port = _port(environ)
-    run_id = environ.get("SYNCLINE_JOB") or environ.get("TORCHELASTIC_RUN_ID", "none")
-    restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return World(
-        rank=rank,
-        size=size,
-        local_rank=local_rank,
-        local_size=local_size,
-        machine=machine,
-        num_machines=num_machines,
-        address=address,
-        port=port,
-        key=key,
-        launcher="syncline" if ours else "torchrun",
-        job_id=_digest(run_id, address, port, restarts),
-    )
+    if size == 1:
+        return ALONE
+    if None in (local_rank, local_size, machine, num_machines):
+        return NOWHERE
+    return local_rank, local_size, machine, num_machines
 
 
-def _from_slurm(environ: Mapping[str, str], key: bytes | None) -> World:
-    size = _integer(environ, "SLURM_NTASKS")
-    rank = _below(environ, "SLURM_PROCID", "SLURM_NTASKS", size)
-    num_machines = _integer(environ, "SLURM_NNODES", "1")
-    _at_least("SLURM_NNODES", num_machines, 1)
-    machine = _below(environ, "SLURM_NODEID", "SLURM_NNODES", num_machines, default="0")
-    per_machine = _tasks_per_machine(environ, size, num_machines)
-    local_size = per_machine[machine]
-    local_rank = _below(
-        environ, "SLURM_LOCALID", f"machine {machine}'s share of SLURM_TASKS_PER_NODE", local_size
-    )
-    job = _text(environ, "SLURM_JOB_ID")
-    step = environ.get("SLURM_STEP_ID", "0")
-    address = environ.get("MASTER_ADDR") or _first_host(_text(environ, "SLURM_JOB_NODELIST"))
-    if "MASTER_PORT" in environ:
-        port = _port(environ)
+def _from_lightning(environ: Mapping[str, str], key: bytes | None) -> World | None:
+    """Return the world of Lightning's launcher; None if it cannot be this one's.
+
+    Lightning starts equally many processes on every machine, and does not say how many. Often only
+    one number fits; otherwise LOCAL_WORLD_SIZE has to say it.
+    """
+    if not all(name in environ for name in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE")):
+        return None
+    variables = Variables(environ, "LOCAL_RANK")
+    world = "WORLD_SIZE", variables.size("WORLD_SIZE")
+    size = world[1]
+    local_rank = variables.below("LOCAL_RANK", world)
+    machine = variables.below("NODE_RANK", world)
+    if "LOCAL_WORLD_SIZE" in variables:
+        sizes = [variables.size("LOCAL_WORLD_SIZE", world)]
     else:
-        # Below Linux's ephemeral ports (from 32768), and equal on all ranks.
-        port = 12000 + _integer(environ, "SLURM_JOB_ID") % 20000
-    return World(
-        rank=rank,
-        size=size,
-        local_rank=local_rank,
-        local_size=local_size,
-        machine=machine,
-        num_machines=num_machines,
-        address=address,
-        port=port,
-        key=key,
-        launcher="slurm",
-        job_id=_digest(f"{job}.{step}", address, port, environ.get("SLURM_RESTART_COUNT", "0")),
-    )
+        sizes = [
+            n for n in range(local_rank + 1, size + 1) if size % n == 0 and size // n > machine
+        ]
+    ranks = {machine * local_size + local_rank for local_size in sizes}
+    if len(ranks) != 1 or max(ranks) >= size:
+        return None
+    (rank,) = ranks
+    place = ALONE if size == 1 else NOWHERE
+    address, port = variables.where(is_needed=size > 1)
+    job_id = digest("lightning", address, port)
+    return World(rank, size, *place, address, port, key, "lightning", job_id)
 
 
-def _tasks_per_machine(environ: Mapping[str, str], size: int, num_machines: int) -> list[int]:
-    """Expand "4(x2),3" to [4, 4, 3]."""
-    name = "SLURM_TASKS_PER_NODE"
-    text = environ.get(name, str(size) if num_machines == 1 else None)
-    if text is None:
-        raise _missing(name, "SLURM_PROCID")
-    counts: list[int] = []
-    for part in text.split(","):
-        read = re.fullmatch(r"\s*(\d{1,9})(?:\(x(\d{1,6})\))?\s*", part)
-        if read is None:
-            raise _contradiction(name, f'got "{text}"', 'it looks like "4(x2),3"')
-        counts += [int(read[1])] * int(read[2] or 1)
-    if len(counts) != num_machines or sum(counts) != size:
-        raise _contradiction(
-            name,
-            f'got "{text}" with SLURM_NNODES = {num_machines} and SLURM_NTASKS = {size}',
-            "it counts the tasks of every machine",
+def _refuse_traces(environ: Mapping[str, str], found: World | None) -> None:
+    """Refuse variables of a launcher of several ranks that do not say which rank this is."""
+    traces = [name for name in _RANKS if _number(environ, name) > (-1 if found is None else 0)]
+    if found is None:
+        traces += [name for name in _SIZES if _number(environ, name) > 1]
+    if traces:
+        they_do = "they do" if len(traces) > 1 else "it does"
+        raise ConfigError(
+            ", ".join(traces),
+            "set as a launcher of several ranks does",
+            f"{they_do} not say both which rank this is and how many there are",
+            "Export RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every rank, or unset what is "
+            "set to train alone.",
         )
-    return counts
 
 
-def _first_host(nodes: str) -> str:
-    """Take the first name out of Slurm's list: "node[03-05,9],gpu1" starts with node03."""
-    read = re.match(r"([^\[\],\s]+)(?:\[(\d+)[^\]]*\]([^\[\],\s]*))?(?=,|$)", nodes)
-    if read is None:
-        raise _contradiction(
-            "SLURM_JOB_NODELIST", f'got "{nodes}"', 'it looks like "node[03-05,9],gpu1"'
-        )
-    return "".join(part or "" for part in read.groups())
+def _number(environ: Mapping[str, str], name: str) -> int:
+    """Return a variable's value, -1 if it is not set or no number."""
+    text = environ.get(name, "").strip()
+    return int(text) if text.isascii() and text.isdigit() else -1
 
 
 def _key(environ: Mapping[str, str]) -> bytes | None:
@@ -211,60 +241,3 @@ def _key(environ: Mapping[str, str]) -> bytes | None:
         rule = f"a key has at least {KEY_BYTES_LEAST}"
         raise ConfigError("SYNCLINE_KEY", f"a key of {len(key)} bytes", rule, fix)
     return key
-
-
-def _text(environ: Mapping[str, str], name: str) -> str:
-    text = environ.get(name, "").strip()
-    if not text:
-        raise _missing(name, "RANK" if "RANK" in environ else "SLURM_PROCID")
-    return text
-
-
-def _integer(environ: Mapping[str, str], name: str, default: str | None = None) -> int:
-    text = environ.get(name, default)
-    if text is None:
-        raise _missing(name, "RANK" if "RANK" in environ else "SLURM_PROCID")
-    if not re.fullmatch(r"\s*-?[0-9]{1,18}\s*", text):
-        raise _contradiction(name, f"got {text!r}", "it is a whole number")
-    return int(text)
-
-
-def _port(environ: Mapping[str, str]) -> int:
-    port = _integer(environ, "MASTER_PORT")
-    if not 1 <= port <= 65535:
-        raise _contradiction("MASTER_PORT", f"got {port}", "a port lies between 1 and 65535")
-    return port
-
-
-def _below(
-    environ: Mapping[str, str], name: str, size_name: str, size: int, default: str | None = None
-) -> int:
-    number = _integer(environ, name, default)
-    if not 0 <= number < size:
-        rule = f"it counts from 0 to {size - 1}"
-        raise _contradiction(name, f"got {number} with {size_name} = {size}", rule)
-    return number
-
-
-def _at_least(name: str, number: int, least: int) -> None:
-    if number < least:
-        raise _contradiction(name, f"got {number}", f"it is at least {least}")
-
-
-def _at_most(name: str, number: int, size_name: str, size: int) -> None:
-    if number > size:
-        raise _contradiction(name, f"got {number} with {size_name} = {size}", "a part is no larger")
-
-
-def _missing(name: str, present: str) -> ConfigError:
-    return _contradiction(name, f"not set though {present} is", "a launcher sets both")
-
-
-def _contradiction(name: str, found: str, rule: str) -> ConfigError:
-    fix = "Start the ranks with `syncline run`, torchrun or srun, which set these variables."
-    return ConfigError(name, found, rule, fix)
-
-
-def _digest(*parts: object) -> str:
-    text = "\0".join(str(part) for part in (*parts, os.getuid()))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

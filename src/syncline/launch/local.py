@@ -4,9 +4,11 @@ A rank is a new program, or a fork of this process, which has loaded what all ra
 ends all ranks when one dies. Here the others live on: they end by themselves when the library
 tells them, or train on if the strategy survives a death. The promises: Ctrl-C and SIGTERM stop
 every rank (with SIGTERM, then after a grace period SIGKILL); nothing survives the launcher, even
-if it is killed with SIGKILL; each rank that ended badly gets one line on stderr.
+if it is killed with SIGKILL; each rank that ended badly gets one line on stderr; ranks that do
+nothing at all after another has ended are not waited for.
 
-The launcher sleeps until a rank ends, a signal arrives or a deadline passes; it never polls.
+The launcher sleeps until a rank ends, a signal arrives or a deadline passes. It looks at the ranks
+from time to time only when one has ended.
 """
 
 from __future__ import annotations
@@ -21,40 +23,24 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
 
 from syncline.errors import ConfigError
-from syncline.launch.env import rank_environment
+from syncline.launch.activity import Activity
+from syncline.launch.env import rank_environment, read_world
 from syncline.launch.forked import Forked, dying_with_parent
+from syncline.launch.met import listen_for_meeting
+from syncline.launch.outcome import Outcome, describe_end
+from syncline.launch.signals import signals_to
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_MEETING = -1
+"""Marks the socket that says that all ranks have met; a rank's pidfd is marked with its rank."""
 GRACE_S = 10.0
 """From SIGTERM to SIGKILL: a rank may have to write what it has, to a slow disk."""
 AFTER_FAILURE_S = 10.0
 """Ranks hear of a failed one within a second, then they may print and write for a while."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The ranks' exit statuses, negative for a signal; the signal that stopped the launcher."""
-
-    statuses: tuple[int, ...]
-    stopped_by: signal.Signals | None = None
-    goes_on: bool = False
-    """Whether the run succeeds if only one rank ends well."""
-
-    @property
-    def exit_code(self) -> int:
-        """0 for success, 130 after Ctrl-C, 2 if a rank refused its input, 1 otherwise."""
-        if self.stopped_by is not None:
-            return 128 + self.stopped_by
-        if not any(self.statuses) or (self.goes_on and 0 in self.statuses):
-            return 0
-        return 2 if 2 in self.statuses else 1
 
 
 def launch(
@@ -67,6 +53,8 @@ def launch(
     grace_s: float = GRACE_S,
     after_failure_s: float | None = AFTER_FAILURE_S,
     go_on: bool = False,
+    meets: bool = False,
+    frozen_s: float = 60.0,
     stdout: int | None = None,
 ) -> Outcome:
     """Run `work` as ranks 0 to `ranks - 1` and wait for all of them.
@@ -76,9 +64,13 @@ def launch(
 
     After the first rank that ends badly the others have `after_failure_s` to end by themselves
     (None: no limit), then they are stopped. With `go_on` they are not stopped, and the run succeeds
-    if any of them ends well. Stopping is SIGTERM, and SIGKILL after `grace_s`. `port` is where rank
-    0 will listen, a free one if None. `stdout` is the file descriptor the ranks write to, this
-    process's own if None; they have no stdin.
+    if any of them ends well. If all ranks surely call `init` (`meets`), that holds only after they
+    have met: without the one that ended they never will. Stopping is SIGTERM, and SIGKILL after
+    `grace_s`. Once a rank has ended, the rest is also stopped if none of them has run for
+    `frozen_s`: not even a heartbeat, so they are frozen.
+
+    `port` is where rank 0 will listen, a free one if None. `stdout` is the file descriptor the
+    ranks write to, this process's own if None; they have no stdin.
 
     Call it from the main thread: elsewhere signals are left alone, and the ranks die with the
     thread that started them.
@@ -91,9 +83,11 @@ def launch(
         job=secrets.token_hex(8),
         threads=threads,
     )
-    watch = _Watch(grace_s, None if go_on else after_failure_s)
-    with _signals_to(watch.signals):
+    watch = _Watch(grace_s, after_failure_s, frozen_s, goes_on=go_on)
+    with signals_to(watch.signals, (*_ENDING, signal.SIGTSTP)):
         try:
+            if go_on and meets and ranks > 1:
+                watch.expect_meeting(listen_for_meeting(read_world(environment(0)).job_id))
             for rank in range(ranks):
                 environ = environment(rank) | dict(extra_env or {})
                 if callable(work):
@@ -112,13 +106,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def describe_end(rank: int, status: int) -> str:
-    """Say how a rank ended, in words."""
-    if status < 0:
-        return f"rank {rank} was killed by {_signal_name(-status)} (exit status {status})"
-    return f"rank {rank} ended with status {status}"
-
-
 def _started(
     command: Sequence[str], environ: Mapping[str, str], stdout: int | None
 ) -> subprocess.Popen[bytes]:
@@ -135,9 +122,16 @@ def _started(
 class _Watch:
     """The ranks that were started, and the wait for their ends."""
 
-    def __init__(self, grace_s: float, after_failure_s: float | None) -> None:
+    def __init__(
+        self, grace_s: float, after_failure_s: float | None, frozen_s: float, *, goes_on: bool
+    ) -> None:
         self.grace_s = grace_s
         self.after_failure_s = after_failure_s
+        self.frozen_s = frozen_s
+        self.goes_on = goes_on
+        """Whether ranks have all the time they want after another has ended badly."""
+        self.activity = Activity()
+        self.look_at_s: float | None = None
         self.ranks: list[subprocess.Popen[bytes] | Forked] = []
         self.statuses: dict[int, int] = {}
         self.stopped_by: signal.Signals | None = None
@@ -155,17 +149,28 @@ class _Watch:
         pidfd = os.pidfd_open(process.pid)
         self.selector.register(pidfd, selectors.EVENT_READ, data=len(self.ranks) - 1)
 
+    def expect_meeting(self, listener: socket.socket) -> None:
+        """Do not go on without a rank before `listener` says that all ranks have met."""
+        self.goes_on = False
+        self.selector.register(listener, selectors.EVENT_READ, data=_MEETING)
+
     def until_all_ended(self) -> Outcome:
         while len(self.statuses) < len(self.ranks):
-            for key, _ in self.selector.select(self._time_left_s()):
+            events = self.selector.select(self._time_left_s())
+            # A rank that ended after the meeting must not count as one that ended before it.
+            for key, _ in sorted(events, key=lambda event: event[0].data != _MEETING):
                 if key.data is None:
                     assert isinstance(key.fileobj, socket.socket)
                     for number in key.fileobj.recv(64):
                         self._take_signal(number)
+                elif key.data == _MEETING:
+                    self._take_meeting(key)
                 else:
                     self._take_end(key)
             if self.deadline_s is not None and time.monotonic() >= self.deadline_s:
                 self._take_deadline()
+            if self.look_at_s is not None and time.monotonic() >= self.look_at_s:
+                self._look_for_frozen()
         statuses = tuple(self.statuses[rank] for rank in range(len(self.ranks)))
         return Outcome(statuses, self.stopped_by)
 
@@ -188,7 +193,23 @@ class _Watch:
         self.signals.close()
 
     def _time_left_s(self) -> float | None:
-        return None if self.deadline_s is None else max(0.0, self.deadline_s - time.monotonic())
+        times = [at for at in (self.deadline_s, self.look_at_s) if at is not None]
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _take_meeting(self, key: selectors.SelectorKey) -> None:
+        assert isinstance(key.fileobj, socket.socket)
+        self.selector.unregister(key.fileobj)
+        key.fileobj.close()
+        self.goes_on = True
+
+    def _look_for_frozen(self) -> None:
+        """Stop the ranks that are left if none of them has run for a while."""
+        self.look_at_s = time.monotonic() + self.frozen_s / 4
+        alive = {rank: one.pid for rank, one in enumerate(self.ranks) if rank not in self.statuses}
+        idle_s = self.activity.idle_s(alive)
+        if alive and idle_s >= self.frozen_s and not self.is_stopping:
+            _say(f"stopping {self._alive_in_words()}: frozen for {idle_s:.0f} s, and others ended")
+            self._stop()
 
     def _take_end(self, key: selectors.SelectorKey) -> None:
         rank = key.data
@@ -203,11 +224,12 @@ class _Watch:
         os.close(key.fd)
         status = process.wait()
         self.statuses[rank] = status
+        self.look_at_s = self.look_at_s or time.monotonic()
         if status == 0 or self.is_stopping:
             return
         if status != 2:  # bad input: the rank has said so itself, in one line
             _say(describe_end(rank, status))
-        if self.after_failure_s is not None and self.deadline_s is None:
+        if not self.goes_on and self.after_failure_s is not None and self.deadline_s is None:
             self.deadline_s = time.monotonic() + self.after_failure_s
 
     def _take_signal(self, number: int) -> None:
@@ -226,6 +248,7 @@ class _Watch:
         self._send(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
         self._send(signal.SIGCONT)
+        self.activity = Activity()
 
     def _take_ending(self, received: signal.Signals) -> None:
         self.stopped_by = received
@@ -259,31 +282,6 @@ class _Watch:
         return f"rank{'s' if len(alive) != 1 else ''} {', '.join(alive)}"
 
 
-@contextlib.contextmanager
-def _signals_to(end: socket.socket) -> Iterator[None]:
-    """Write the terminal's signals and SIGTERM to a socket instead of acting on them.
-
-    A signal that was ignored when we were started (nohup, a shell's background job) stays ignored.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def only_wake(number: int, frame: FrameType | None) -> None: ...
-
-    before = {number: signal.getsignal(number) for number in (*_ENDING, signal.SIGTSTP)}
-    before = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, only_wake)
-    old_fd = signal.set_wakeup_fd(end.fileno(), warn_on_full_buffer=False)
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(old_fd)
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
 def _checked(port: int) -> int:
     fix = "Choose another port, or none: a free one is found."
     if not 1 <= port <= 65535:
@@ -304,13 +302,6 @@ def _checked(port: int) -> int:
 def _signal_group(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _say(line: str) -> None:

@@ -1,8 +1,8 @@
-"""SIGTERM and SIGINT end a rank at once, whatever its main thread is doing.
+"""Signals: SIGTERM and SIGINT end a rank at once, whatever its main thread is doing.
 
 Python runs signal handlers in the main thread between two bytecodes: during a long torch call that
 is seconds late. Python writes to the wake-up descriptor at once, and a thread that reads it can
-end the process.
+end the process. The launcher gets its signals as bytes of a socket (`signals_to`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
@@ -61,3 +62,28 @@ def leave(status: int, last_act: Callable[[], None] | None = None) -> NoReturn:
     helper.start()
     helper.join(_FLUSH_S)
     os._exit(status)
+
+
+@contextlib.contextmanager
+def signals_to(end: socket.socket, numbers: Sequence[signal.Signals]) -> Iterator[None]:
+    """Write signals to a socket instead of acting on them; on another thread than main, do nothing.
+
+    A signal that was ignored when we were started (nohup, a shell's background job) stays ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def only_wake(number: int, frame: FrameType | None) -> None: ...
+
+    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, only_wake)
+    old_fd = signal.set_wakeup_fd(end.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(old_fd)
+        for number, old in before.items():
+            signal.signal(number, old)
