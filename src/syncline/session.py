@@ -34,6 +34,7 @@ from syncline.engine.lane import Lane
 from syncline.engine.replica import Replica
 from syncline.errors import CommError, ConfigError, UsageError
 from syncline.launch.env import World, read_world
+from syncline.resources import explain
 
 log = logging.getLogger("syncline")
 
@@ -91,9 +92,8 @@ class Session:
         assert world.address is not None
         if not dist.is_initialized():
             _choose_interface(world.address)
-            method = (
-                f"tcp://{world.address}:{world.port}" if world.launcher == "slurm" else "env://"
-            )
+            host = f"[{world.address}]" if ":" in world.address else world.address
+            method = f"tcp://{host}:{world.port}" if world.launcher == "slurm" else "env://"
             timeout = datetime.timedelta(seconds=hung_s)
             try:
                 if kind != "torch":
@@ -247,7 +247,10 @@ def open_session(kind: str, silent_s: float, hung_s: float, world: World | None 
     global _session
     if _session is not None:
         raise UsageError("syncline.init() was called twice. Call it once, before distribute().")
-    _session = Session(world or read_world(), kind, silent_s, hung_s)
+    try:
+        _session = Session(world or read_world(), kind, silent_s, hung_s)
+    except OSError as error:
+        raise CommError(explain(error) or f"the rank could not be connected: {error}") from error
     atexit.register(_leave)
     previous = sys.excepthook
 

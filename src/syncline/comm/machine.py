@@ -6,6 +6,7 @@ socket. A memfd has no name, so it vanishes with the last process, also after ki
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import select
@@ -56,9 +57,11 @@ class Star:
         files: list[int] = []
         while len(files) < num_files:
             try:
-                data, more, _, _ = socket.recv_fds(sock, 1, min(250, num_files - len(files)))
+                data, more, flags, _ = socket.recv_fds(sock, 1, min(250, num_files - len(files)))
             except OSError:
-                data, more = b"", []
+                data, more, flags = b"", [], 0
+            if flags & socket.MSG_CTRUNC:  # the kernel drops descriptors above the limit
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             if not data:
                 raise self.control.verdict() or CommError(
                     f"rank {self.control.place.rank} was not handed shared memory by rank "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import socket
@@ -84,7 +85,10 @@ def share_board(place: Place, memory_links: Mapping[int, socket.socket]) -> Prog
             socket.send_fds(sock, [b"p"], [file])
     else:
         (sock,) = memory_links.values()
-        _, (file, *_), _, _ = socket.recv_fds(sock, 1, 1)
+        _, files, flags, _ = socket.recv_fds(sock, 1, 1)
+        if flags & socket.MSG_CTRUNC:  # the kernel drops descriptors above the limit
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        (file, *_) = files
     try:
         return ProgressBoard(file, local_size, place.local_rank)
     finally:

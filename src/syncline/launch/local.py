@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
@@ -32,6 +32,11 @@ from syncline.launch.env import rank_environment
 from syncline.launch.forked import Forked, dying_with_parent
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+BAD_INPUT = 2
+STOPPED = 3
+"""The status of a rank that ends its run on purpose, before the last step, and has said why."""
+_ANY_PORT = 29400
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ def launch(
     after_failure_s: float | None = 10.0,
     go_on: bool = False,
     stdout: int | None = None,
+    said: Collection[int] = (BAD_INPUT,),
 ) -> Outcome:
     """Run `work` as ranks 0 to `ranks - 1` and wait for all of them.
 
@@ -74,20 +80,23 @@ def launch(
     (None: no limit), then they are stopped. With `go_on` they are not stopped, and the run succeeds
     if any of them ends well. Stopping is SIGTERM, and SIGKILL after `grace_s`. `port` is where rank
     0 will listen, a free one if None. `stdout` is the file descriptor the ranks write to, this
-    process's own if None; they have no stdin.
+    process's own if None; they have no stdin. Ranks that end with a status in `said` have said why
+    themselves.
 
     Call it from the main thread: elsewhere signals are left alone, and the ranks die with the
     thread that started them.
     """
+    address, free = _free_address()
     environment = functools.partial(
         rank_environment,
         ranks=ranks,
-        port=free_port() if port is None else _checked(port),
+        address=address,
+        port=free if port is None else _checked(port),
         key=secrets.token_hex(32),
         job=secrets.token_hex(8),
         threads=threads,
     )
-    watch = _Watch(grace_s, None if go_on else after_failure_s)
+    watch = _Watch(grace_s, None if go_on else after_failure_s, said)
     with _signals_to(watch.signals):
         try:
             for rank in range(ranks):
@@ -103,9 +112,20 @@ def launch(
 
 def free_port() -> int:
     """Return a free port. Another process may take it before it is used: rare, and reported."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return _free_address()[1]
+
+
+def _free_address() -> tuple[str, int]:
+    """Return this machine's own address and a free port, where rank 0 can listen.
+
+    A machine may have IPv6 only, or no network at all. Ranks that share memory need none, and get
+    an address all the same.
+    """
+    for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with contextlib.suppress(OSError), socket.socket(family) as probe:
+            probe.bind((host, 0))
+            return host, int(probe.getsockname()[1])
+    return "127.0.0.1", _ANY_PORT
 
 
 def describe_end(rank: int, status: int) -> str:
@@ -131,9 +151,12 @@ def _started(
 class _Watch:
     """The ranks that were started, and the wait for their ends."""
 
-    def __init__(self, grace_s: float, after_failure_s: float | None) -> None:
+    def __init__(
+        self, grace_s: float, after_failure_s: float | None, said: Collection[int]
+    ) -> None:
         self.grace_s = grace_s
         self.after_failure_s = after_failure_s
+        self.said = said
         self.ranks: list[subprocess.Popen[bytes] | Forked] = []
         self.statuses: dict[int, int] = {}
         self.stopped_by: signal.Signals | None = None
@@ -201,7 +224,7 @@ class _Watch:
         self.statuses[rank] = status
         if status == 0 or self.is_stopping:
             return
-        if status != 2:  # bad input: the rank has said so itself, in one line
+        if status not in self.said:
             _say(describe_end(rank, status))
         if self.after_failure_s is not None and self.deadline_s is None:
             self.deadline_s = time.monotonic() + self.after_failure_s
