@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,17 +12,21 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from syncline.checkpoint import (
     Checkpoint,
     check_same_job,
     digest_of,
+    is_good,
     load,
     newest,
+    newest_good,
+    path_of,
     save,
 )
-from syncline.config import parse_job
+from syncline.config import job_to_toml, parse_job
 from syncline.errors import CheckpointError
 from syncline.files import write_atomically
 
@@ -111,6 +116,106 @@ def test_a_flipped_bit_in_the_numbers_is_found(tmp_path):
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match="does not match its digest"):
         load(path)
+
+
+def test_a_changed_step_or_setting_is_found(tmp_path):
+    """The numbers are right and the file is well-formed: only the text beside them is changed."""
+    path = save(tmp_path, make())
+    whole = path.read_bytes()
+    changes = {
+        rb"\"step\":3": rb"\"step\":2",
+        rb"lr = 0.1": rb"lr = 0.3",
+        rb"\"count\":4": rb"\"count\":5",
+    }
+    for before, after in changes.items():
+        assert whole.count(before) == 1
+        path.write_bytes(whole.replace(before, after))
+        with pytest.raises(CheckpointError, match="does not match its digest"):
+            load(path)
+
+
+def test_text_that_was_added_is_found(tmp_path):
+    path = save(tmp_path, make())
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        save_file(tensors, path, file.metadata() | {"more": "text"})
+    with pytest.raises(CheckpointError, match="does not match its digest"):
+        load(path)
+
+
+def save_as_version_0_1_0(folder, saved, **changes):
+    """Write a file as version 0.1.0 did: the digest is that of the tensors."""
+    tensors = {f"model/{name}": tensor for name, tensor in saved.model.items()}
+    tensors["optimizer/a.weight/exp_avg"] = saved.optimizer["a.weight"]["exp_avg"]
+    tensors["strategy/center"] = saved.strategy["center"]
+    meta = {"format": 1, "step": saved.step, "job": job_to_toml(saved.job)}
+    meta |= {"digest": digest_of(tensors), "plain": {"a.weight": {"count": 4}}} | changes
+    path = path_of(folder, saved.step)
+    save_file(tensors, path, {"syncline": json.dumps(meta)})
+    return path
+
+
+def test_a_checkpoint_of_version_0_1_0_is_loaded(tmp_path):
+    saved = make()
+    found = load(save_as_version_0_1_0(tmp_path, saved))
+    assert (found.step, found.format, found.job) == (3, 1, saved.job)
+    assert digest_of(found.model) == digest_of(saved.model)
+    assert found.optimizer["a.weight"]["count"] == 4
+    assert load(save(tmp_path, found)).format == 2
+
+
+def test_a_checkpoint_of_version_0_1_0_that_cannot_be_right_is_refused(tmp_path):
+    path = save_as_version_0_1_0(tmp_path, make(), step=2)
+    with pytest.raises(CheckpointError, match="it says that it is of step 2"):
+        load(path)
+    text = JOB.replace('"mlp"', '"mlp"\nforgotten = 1')
+    path = save_as_version_0_1_0(tmp_path, make(), job=text)
+    with pytest.raises(CheckpointError, match=r"an older version wrote it.*model\.forgotten"):
+        load(path)
+
+
+def test_a_later_format_is_refused_by_its_number(tmp_path):
+    path = save_as_version_0_1_0(tmp_path, make(), format=3)
+    with pytest.raises(CheckpointError, match="written in format 3, but this version reads"):
+        load(path)
+
+
+def test_a_folder_and_a_fifo_are_no_checkpoints(tmp_path):
+    save(tmp_path, make(1))
+    save(tmp_path, make(2))
+    fifo, folder = path_of(tmp_path, 8), path_of(tmp_path, 9)
+    os.mkfifo(fifo)
+    folder.mkdir()
+    for path, kind in ((fifo, "a FIFO"), (folder, "a folder")):
+        with pytest.raises(CheckpointError) as caught:
+            load(path)
+        line = f"{path}: this is {kind}, not a checkpoint. It was left alone; move it away."
+        assert str(caught.value) == line
+    save(tmp_path, make(3))
+    left = {fifo.name, folder.name, path_of(tmp_path, 2).name, path_of(tmp_path, 3).name}
+    assert set(os.listdir(tmp_path)) == left
+
+
+def test_a_checkpoint_is_good_if_parameters_and_optimizer_state_are_finite():
+    good = make()
+    good.model["mask"] = torch.tensor([0.0, -float("inf")])  # a buffer, which may hold infinities
+    assert is_good(good, ["a.weight", "a.half"])
+    for values in (good.model["a.half"], good.optimizer["a.weight"]["exp_avg"]):
+        kept = values.clone()
+        values.view(-1)[1] = float("inf")
+        assert not is_good(good, ["a.weight", "a.half"])
+        values.copy_(kept)
+    assert is_good(good, ["a.weight", "a.half"])
+
+
+def test_the_newest_good_one_is_found_among_damaged_and_spoilt_ones(tmp_path):
+    assert newest_good(tmp_path, ["a.weight"]) is None
+    good = save(tmp_path, make(1))
+    spoilt = make(2)
+    spoilt.model["a.weight"][0] = float("nan")
+    save(tmp_path, spoilt)
+    save(tmp_path, make(3), spared=[good]).write_bytes(b"damaged")
+    assert newest_good(tmp_path, ["a.weight"]) == good
 
 
 def test_somebody_else_s_file_is_refused(tmp_path):

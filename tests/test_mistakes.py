@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import os
 import re
+import resource
 import secrets
 import shutil
 import signal
@@ -65,10 +66,16 @@ class Trial:
         self.folder = folder
         (folder / "job.toml").write_text(JOB)
 
-    def run(self, *arguments: str, env: dict[str, str] | None = None, timeout_s: float = 60) -> str:
+    def run(
+        self,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        timeout_s: float = 60,
+        first: Callable[[], None] | None = None,
+    ) -> str:
         """Run `syncline ARGUMENTS`; return what it said and its exit code."""
         environ = clean_environment() | (env or {})
-        started = Started(*arguments, cwd=self.folder, env=environ, traced=False)
+        started = Started(*arguments, cwd=self.folder, env=environ, traced=False, first=first)
         _, said = started.communicate(timeout_s)
         return self.said(said, started.returncode)
 
@@ -89,6 +96,9 @@ class Trial:
             line = re.sub(r"process \d+ of user \d+", "process P of user U", line)
             line = re.sub(r"got \d+ \(address", "got PORT (address", line)
             line = re.sub(r"\(memory \d+, size \d+\)", "(memory M, size S)", line)
+            line = re.sub(r"digest [0-9a-f]{16}", "digest D", line)
+            line = re.sub(r"in use by process \d+ on \S+,", "in use by process P on HOST,", line)
+            line = re.sub(r"(\.invalid') \([^)]*\)", r"\1 (REASON)", line)
             lines.append(line)
         # Ranks speak in any order.
         return " <br> ".join([f"`{line}`" for line in sorted(lines)] + [f"exit {code}"])
@@ -258,6 +268,92 @@ def _(trial: Trial) -> str:
     trial.finished_run()
     save_file({"x": torch.zeros(2)}, trial.folder / "run/checkpoints/step-00000099.safetensors")
     return trial.train("run.steps=9", more=("--out", "run", "--resume"))
+
+
+@case("a FIFO among the checkpoints")
+def _(trial: Trial) -> str:
+    trial.finished_run()
+    os.mkfifo(trial.folder / "run/checkpoints/step-00000099.safetensors")
+    return trial.train("run.steps=9", more=("--out", "run", "--resume"))
+
+
+@case("a checkpoint of version 0.1.0, which is read")
+def _(trial: Trial) -> str:
+    import json
+
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    from syncline.checkpoint import digest_of
+
+    path = trial.finished_run()
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        meta = json.loads(file.metadata()["syncline"])
+    old = meta | {"format": 1, "digest": digest_of(tensors)}
+    save_file(tensors, path, {"syncline": json.dumps(old)})
+    return trial.train("run.steps=9", more=("--out", "run", "--resume"))
+
+
+@case("run folders that are not copies of each other")
+def _(trial: Trial) -> str:
+    path = trial.finished_run()
+    shutil.copytree(trial.folder / "run", trial.folder / "copy")
+    (trial.folder / "copy" / "checkpoints" / path.name).unlink()
+    started = [
+        Started(
+            *("train", "job.toml", "--set", "run.steps=9", "--out", out, "--resume"),
+            cwd=trial.folder,
+            env=clean_environment()
+            | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+            | {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29502"},
+            traced=False,
+        )
+        for rank, out in enumerate(("run", "copy"))
+    ]
+    texts = [process.communicate(timeout=60)[1] for process in started]
+    return trial.said("".join(texts), max(process.wait() for process in started))
+
+
+@case("--resume with fewer steps than were taken")
+def _(trial: Trial) -> str:
+    trial.finished_run()
+    return trial.train("run.steps=5", more=("--out", "run", "--resume"))
+
+
+@case("--resume while the run is still running")
+def _(trial: Trial) -> str:
+    words = ("train", "job.toml", "--set", "run.steps=100000", "--out", "run")
+    first = Started(*words, cwd=trial.folder, env=clean_environment(), traced=False)
+    deadline = time.monotonic() + 40
+    while not list(trial.folder.glob("run/checkpoints/step-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    text = trial.run(*words, "--resume")
+    first.kill()
+    return text
+
+
+@case("a learning rate with which the loss is not finite")
+def _(trial: Trial) -> str:
+    trial.finished_run()
+    sets = ("optimizer.schedule=step", "optimizer.decay_steps=4", "optimizer.decay_factor=1e36")
+    return trial.train(*sets, "run.steps=1000", "run.checkpoint_every=4", more=("--out", "nan"))
+
+
+@case("files that may not be as large as a checkpoint (ulimit -f)")
+def _(trial: Trial) -> str:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    return trial.run("train", "job.toml", "--ranks", "1", "--out", "run", first=limit)
+
+
+@case("an address that does not resolve")
+def _(trial: Trial) -> str:
+    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    place |= {"MASTER_ADDR": "no-such-host.invalid", "MASTER_PORT": "29500"}
+    return trial.run("train", "job.toml", "--set", "strategy.comm=network", env=place)
 
 
 @case("--resume with another learning rate")

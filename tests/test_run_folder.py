@@ -17,9 +17,12 @@ from syncline.run_folder import (
     SUMMARY,
     Metrics,
     Summary,
+    finished,
     holds_a_run,
     is_finished,
     read_summary,
+    remove_leftovers,
+    remove_summary,
     write_summary,
 )
 
@@ -70,6 +73,74 @@ def test_metrics_that_are_not_there_begin_with_the_first_step(tmp_path):
     assert not (tmp_path / METRICS).exists()
     metrics.append({"step": 1})
     assert steps_in(tmp_path) == [1]
+
+
+def test_numbers_that_json_does_not_have_are_null_however_deep(tmp_path):
+    spread = {"distance_to_consensus": float("nan"), "all": [1.0, float("inf"), (2.0,)]}
+    summary = dataclasses.replace(SUMMARY_OF_A_RUN, loss=-float("inf"), strategy=spread)
+    write_summary(tmp_path, summary)
+    found = json.loads((tmp_path / SUMMARY).read_text(), parse_constant=pytest.fail)
+    assert found["loss"] is None
+    assert found["strategy"] == {"distance_to_consensus": None, "all": [1.0, None, [2.0]]}
+    assert is_finished(tmp_path, 30)
+    metrics = Metrics(tmp_path)
+    metrics.append({"step": 1, "loss": float("nan"), "lr": 0.5})
+    line = json.loads((tmp_path / METRICS).read_text(), parse_constant=pytest.fail)
+    assert line == {"step": 1, "loss": None, "lr": 0.5}
+
+
+def test_a_summary_with_nan_from_version_0_1_0_is_read(tmp_path):
+    plain = SUMMARY_OF_A_RUN.to_json_dict() | {"loss": float("nan"), "gone": {1: "it died"}}
+    (tmp_path / SUMMARY).write_text(json.dumps(plain))
+    assert is_finished(tmp_path, 30)
+    found = finished(tmp_path, 30)
+    assert found == dataclasses.replace(SUMMARY_OF_A_RUN, loss=None, gone={1: "it died"})
+    assert finished(tmp_path, 31) is None
+
+
+def test_metrics_with_nan_from_version_0_1_0_are_kept(tmp_path):
+    path = tmp_path / METRICS
+    path.write_text('{"step": 1, "loss": 2.5}\n{"step": 2, "loss": NaN}\n{"step": 3, "loss": 2}\n')
+    Metrics(tmp_path).keep_until(3)
+    assert [json.loads(x, parse_constant=pytest.fail) for x in path.read_text().splitlines()] == [
+        {"step": 1, "loss": 2.5},
+        {"step": 2, "loss": None},
+        {"step": 3, "loss": 2},
+    ]
+
+
+def test_a_line_that_was_cut_short_does_not_spoil_the_next(tmp_path):
+    path = tmp_path / METRICS
+    path.write_text('{"step": 1}\n{"st')
+    metrics = Metrics(tmp_path)
+    metrics.append({"step": 2})
+    assert path.read_text().splitlines() == ['{"step": 1}', '{"st', '{"step": 2}']
+    metrics.keep_until(2)
+    assert steps_in(tmp_path) == [1, 2]
+
+
+def test_the_summary_of_a_run_that_is_taken_again_is_removed(tmp_path):
+    write_summary(tmp_path, SUMMARY_OF_A_RUN)
+    remove_summary(tmp_path, 40)
+    assert is_finished(tmp_path, 30)
+    remove_summary(tmp_path, 30)
+    assert not (tmp_path / SUMMARY).exists()
+
+
+def test_half_written_files_of_the_dead_are_removed(tmp_path):
+    own = tmp_path / CHECKPOINTS / "rank-1"
+    own.mkdir(parents=True)
+    dead = [
+        tmp_path / ".job.toml.123.partial",
+        tmp_path / CHECKPOINTS / ".step-00000003.safetensors.123.partial",
+        own / ".step-00000003.safetensors.77.partial",
+    ]
+    others = [tmp_path / ".hidden", tmp_path / "notes.partial", own / "step-00000001.safetensors"]
+    for path in (*dead, *others):
+        path.touch()
+    remove_leftovers(tmp_path)
+    assert not any(path.exists() for path in dead)
+    assert all(path.exists() for path in others)
 
 
 @pytest.mark.parametrize("name", [JOB, METRICS, SUMMARY, CHECKPOINTS])

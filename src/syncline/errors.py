@@ -4,6 +4,8 @@ SynclineError
   ConfigError        a setting is wrong; the job never started
   CheckpointError    a checkpoint is damaged or belongs to another job; it is not changed
   UsageError         the training loop does something that cannot be right on many ranks
+  CannotWrite        a file of the run cannot be written; what was written before stays
+  RunStopped         the run ends before its last step, on purpose; ranks leave in good order
   CommError          a message did not get through
     KeyRefused       the other end of a connection does not hold the job's key
     PeerGone         a call to one peer cannot be answered; calls to other peers still can
@@ -20,9 +22,15 @@ from __future__ import annotations
 
 
 class SynclineError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose.
+
+    `is_orderly` says that no rank has failed: those that raise it leave the job in good order.
+    `is_said` says that another rank prints it.
+    """
 
     exit_code = 1
+    is_orderly = False
+    is_said = False
 
 
 class ConfigError(SynclineError):
@@ -43,6 +51,20 @@ class CheckpointError(SynclineError):
 
 class UsageError(SynclineError):
     """The training loop does something that has no right meaning on many ranks."""
+
+
+class CannotWrite(SynclineError):
+    """A file of the run cannot be written. What was written before stays."""
+
+
+class RunStopped(SynclineError):
+    """The run ends before its last step, on purpose."""
+
+    is_orderly = True
+
+    def __init__(self, message: str, *, is_said: bool = False) -> None:
+        super().__init__(message)
+        self.is_said = is_said
 
 
 class CommError(SynclineError):

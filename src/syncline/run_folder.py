@@ -5,13 +5,15 @@ metrics.jsonl          a line per step
 summary.json           the result
 checkpoints/           what --resume starts from
 checkpoints/rank-N/    rank N's own parameters and state, with strategies that need them to resume
+.lock                  there while a run uses the folder (`run_lock.py`)
+
+JSON has no NaN and no infinity: the files hold null instead, and any reader of JSON reads them.
 
 No torch here: the command line looks at the folder before it imports torch, which takes seconds.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -20,11 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from syncline.config import printable
 from syncline.errors import SynclineError
-from syncline.files import write_atomically
+from syncline.files import explained, remove_partials, write_atomically
 from syncline.result import RunResult
 
 JOB, METRICS, SUMMARY, CHECKPOINTS = "job.toml", "metrics.jsonl", "summary.json", "checkpoints"
@@ -43,6 +43,15 @@ class Summary(RunResult):
 
     def to_json_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json_dict(cls, found: dict[str, Any]) -> Summary:
+        """Return a summary as it was written; raise ValueError if another version wrote it."""
+        try:
+            gone = {int(rank): how for rank, how in found.get("gone", {}).items()}
+            return cls(**found | {"gone": gone})
+        except (AttributeError, TypeError) as error:
+            raise ValueError(str(error)) from None
 
 
 def own_checkpoints(folder: Path, rank: int) -> Path:
@@ -64,14 +73,23 @@ def has_checkpoint(folder: Path) -> bool:
     return any(name.startswith("step-") and not name.endswith(".tmp") for name in names)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove half-written files of a run that was killed. Call it with the folder's lock."""
+    checkpoints = folder / CHECKPOINTS
+    for one in (folder, checkpoints, *checkpoints.glob("rank-*")):
+        remove_partials(one)
+
+
 def write_summary(folder: Path, summary: Summary) -> None:
     """Write summary.json. A crash leaves the old file or the new one, never half of it."""
-    text = json.dumps(summary.to_json_dict(), indent=2) + "\n"
-    write_atomically(folder / SUMMARY, text.encode())
+    text = json.dumps(finite(summary.to_json_dict()), indent=2, allow_nan=False) + "\n"
+    path = folder / SUMMARY
+    with explained(path):
+        write_atomically(path, text.encode())
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Read summary.json. Numbers that JSON does not have (a loss of NaN) become None."""
+    """Read summary.json. Numbers that JSON does not have, from version 0.1.0, become None."""
     path = folder / SUMMARY
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
@@ -79,24 +97,42 @@ def read_summary(folder: Path) -> dict[str, Any]:
         raise SynclineError(
             f"{printable(path)} is missing or damaged though every rank ended well"
         ) from None
-    return finite(summary)
+    return dict(finite(summary))
 
 
-def finite(summary: dict[str, Any]) -> dict[str, Any]:
-    """Replace infinities and NaN by None."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in summary.items()
-    }
+def finite(value: Any) -> Any:
+    """Return plain data with None in place of every infinity and NaN, however deep."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return value
+
+
+def finished(folder: Path, steps: int) -> Summary | None:
+    """Return the summary of a run of `steps` steps that is finished; None if it is not."""
+    try:
+        found = Summary.from_json_dict(read_summary(folder))
+    except (SynclineError, ValueError):
+        return None
+    return found if found.steps == steps else None
 
 
 def is_finished(folder: Path, steps: int) -> bool:
     """Tell whether summary.json is there and tells of a run of `steps` steps."""
     try:
-        text = (folder / SUMMARY).read_bytes()
-        return bool(msgspec.json.decode(text)["steps"] == steps)
-    except (OSError, msgspec.DecodeError, KeyError):
+        return bool(read_summary(folder)["steps"] == steps)
+    except (SynclineError, KeyError):
         return False
+
+
+def remove_summary(folder: Path, steps: int) -> None:
+    """Remove the summary of an earlier run of `steps` steps: it must not pass for this run's."""
+    if is_finished(folder, steps):
+        with explained(folder / SUMMARY):
+            (folder / SUMMARY).unlink()
 
 
 class Metrics:
@@ -108,32 +144,49 @@ class Metrics:
 
     def append(self, line: dict[str, Any]) -> None:
         """Add the line of a step, unless the file already has one."""
-        if self._last_step is None:
-            # Read before the first line: after rank 0 is lost the next rank continues its file.
-            self._last_step = self._read_last_step()
-        if line["step"] > self._last_step:
-            with open(self._path, "a") as file:
-                file.write(json.dumps(line) + "\n")
-            self._last_step = line["step"]
+        with explained(self._path):
+            if self._last_step is None:
+                # Read before the first line: after rank 0 is lost the next rank continues its file.
+                self._last_step = self._read_last_step()
+            if line["step"] > self._last_step:
+                with open(self._path, "a") as file:
+                    file.write(_to_line(line))
+                self._last_step = line["step"]
 
     def _read_last_step(self) -> int:
-        """Return the last step that has a line; 0 if none has."""
-        lines = self._path.read_bytes().splitlines() if self._path.exists() else []
-        for line in reversed(lines):
-            # A line that a kill has cut short is skipped.
-            with contextlib.suppress(msgspec.DecodeError, KeyError):
-                return int(msgspec.json.decode(line)["step"])
-        return 0
+        """Return the last step that has a line, 0 if none has; end a line that was cut short."""
+        text = self._path.read_bytes() if self._path.exists() else b""
+        if text and not text.endswith(b"\n"):
+            with open(self._path, "a") as file:
+                file.write("\n")
+        steps = (line["step"] for line in map(_read_line, reversed(text.splitlines())) if line)
+        return int(next(steps, 0))
 
     def keep_until(self, step: int) -> None:
-        """Drop the lines of later steps: a resumed run takes those steps again."""
-        if not self._path.exists():
-            return
-        kept = []
-        for line in self._path.read_bytes().splitlines(keepends=True):
-            try:
-                if msgspec.json.decode(line)["step"] <= step:
-                    kept.append(line)
-            except (msgspec.DecodeError, KeyError, TypeError):
-                break  # a kill has cut this line short
-        write_atomically(self._path, b"".join(kept))
+        """Drop the lines of later steps, which a resumed run takes again, and broken lines."""
+        with explained(self._path):
+            if not self._path.exists():
+                return
+            lines = map(_read_line, self._path.read_bytes().splitlines())
+            kept = [_to_line(line) for line in lines if line and line["step"] <= step]
+            write_atomically(self._path, "".join(kept).encode())
+
+
+def _to_line(line: dict[str, Any]) -> str:
+    try:
+        return json.dumps(line, allow_nan=False) + "\n"
+    except ValueError:
+        return json.dumps(finite(line)) + "\n"
+
+
+def _read_line(text: bytes) -> dict[str, Any] | None:
+    """Return the line of a step; None for one that a kill has cut short.
+
+    Lines of version 0.1.0 may hold NaN, which Python's reader takes though it is no JSON.
+    """
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    is_line = isinstance(line, dict) and isinstance(line.get("step"), int)
+    return line if is_line else None

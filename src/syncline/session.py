@@ -36,9 +36,10 @@ from syncline.config import Job
 from syncline.config.session import SessionSettings
 from syncline.engine.lane import Lane
 from syncline.engine.replica import Replica
-from syncline.errors import ConfigError, RankFailed, UsageError
+from syncline.errors import CommError, ConfigError, RankFailed, UsageError
 from syncline.launch.env import World, read_world
 from syncline.launch.met import tell_met
+from syncline.resources import explain
 
 log = logging.getLogger("syncline")
 
@@ -240,7 +241,10 @@ def open_session_of(job: Job, world: World) -> Session:
 
 def _open(world: World, settings: SessionSettings) -> Session:
     global _session
-    _session = Session(world, settings)
+    try:
+        _session = Session(world, settings)
+    except OSError as error:
+        raise CommError(explain(error) or f"the rank could not be connected: {error}") from error
     atexit.register(_leave)
     previous = sys.excepthook
 

@@ -7,9 +7,6 @@ bit, and a run that was killed and resumed gives those of one that was not.
 
 from __future__ import annotations
 
-import os
-import signal
-import statistics
 import time
 from pathlib import Path
 
@@ -20,17 +17,20 @@ from torch.nn import functional
 from syncline.checkpoint import digest_of
 from syncline.config import Job
 from syncline.engine.replica import Replica
-from syncline.errors import RankFailed
+from syncline.errors import RunStopped, SynclineError
 from syncline.evaluation import SharedEvaluation, evaluate_alone
-from syncline.faults import Conditions
+from syncline.files import explained, make_folder
+from syncline.injected_faults import InjectedFaults
 from syncline.launch.env import World, read_world
 from syncline.loader import reseed
+from syncline.not_finite import NotFinite, mean_loss
 from syncline.perf.pace import Pace
 from syncline.perf.trace import Recorder
 from syncline.recipe import Order, batch_of, build_model, build_optimizer, learning_rate, load_data
 from syncline.report.progress import Progress
 from syncline.run_checkpoints import RunCheckpoints
-from syncline.run_folder import Metrics, Summary, is_finished, write_summary
+from syncline.run_folder import Metrics, Summary, is_finished, remove_summary, write_summary
+from syncline.run_ranks import RunRanks
 from syncline.run_trace import collect_trace
 from syncline.session import Session, close_session, fail_session, open_session_of
 from syncline.strategies import make_strategy
@@ -54,7 +54,10 @@ def train(
     try:
         summary = run.run_in(session)
     except BaseException as error:
-        fail_session(error)
+        if isinstance(error, SynclineError) and error.is_orderly:
+            close_session()
+        else:
+            fail_session(error)
         raise
     close_session()
     return summary
@@ -65,6 +68,8 @@ class _Run:
 
     session: Session
     replica: Replica
+    ranks: RunRanks
+    not_finite: NotFinite
     shared_evaluation: SharedEvaluation
 
     def __init__(
@@ -88,16 +93,22 @@ class _Run:
         self.pace = Pace(self.order.batch)
         self.model = build_model(job, self.data)
         self.optimizer = build_optimizer(job.optimizer, self.model)
-        self._conditions = Conditions(faults=job.faults, seed=job.run.seed)
-        workers = job.strategy.own.num_workers(world.size)
-        self._conditions.check(world.size, world.num_machines or 1, "faults", workers)
+        self.faults = InjectedFaults(job, world)
         self.checkpoints = RunCheckpoints(out, job, self.model, world.rank)
-        self._saved = self.checkpoints.load() if resume else None
-        self.start = 0 if self._saved is None else self._saved.step
+        self.resume, self.start = resume, 0
+        self._chosen = self.checkpoints.choose(may_defer=world.machine > 0) if resume else None
 
     def run_in(self, session: Session) -> Summary:
         """Train in a session that is open, from the checkpoint if the run is resumed."""
         self.session = session
+        saved = None
+        if self.resume:
+            comm, lane = session.comm, session.lane
+            saved, summary = self.checkpoints.agree(self._chosen, self.total, comm, lane)
+            self.start, self._chosen = saved.step, None
+            if summary is not None:
+                self.progress.note(f"this run is finished: it has taken its {self.total} steps")
+                return summary
         self.shared_evaluation = SharedEvaluation(session.comm, session.lane)
         settings = self.job.strategy
         self.replica = Replica(
@@ -114,36 +125,41 @@ class _Run:
         )
         if self.trace is not None:
             self.replica.recorder = Recorder(self.world.rank)
-        if self._saved is not None:
-            self.checkpoints.restore(self.replica, self._saved)
+        self.replica.run.may_leave_early = self.job.run.stop_when_not_finite
+        self.ranks = RunRanks(settings.own, session, self.replica)
+        if saved is not None:
+            self.checkpoints.restore(self.replica, saved)
             if session.control is not None:
                 session.control.progress.step = self.start
-                self._show_phase("start")
-            self._saved = None  # it holds a copy of the model
-        if self.writes_folder:
-            self.out.mkdir(parents=True, exist_ok=True)
+                self.ranks.show_phase("start")
+            del saved  # it holds a copy of the model
+        self.not_finite = NotFinite(
+            self.job, self.replica, session.lane, self.progress, self.checkpoints, self.ranks
+        )
+        if self.ranks.writes_folder:
+            with explained(self.out):
+                make_folder(self.out)
             self.metrics.keep_until(self.start)
-        return self._loop() if self.replica.my_shards else self._serve()
-
-    @property
-    def writes_folder(self) -> bool:
-        """Whether this rank writes the run folder: the lowest rank that is not lost does."""
-        lost = self._lost_ranks()
-        return all(rank in lost for rank in range(self.world.rank))
+            remove_summary(self.out, self.total)
+        try:
+            return self._loop() if self.replica.my_shards else self._serve()
+        except RunStopped:
+            self.ranks.end_early()
+            raise
 
     def _loop(self) -> Summary:
         job, replica = self.job, self.replica
         self.model.train()
         started = time.perf_counter()
-        loss = float("nan")
+        loss: float | None = None
         for step in range(self.start, self.total):
             lr = learning_rate(job.optimizer, step, self.total)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
-            self._inject_faults(step)
+            self.faults.begin_step(step)
             began, waited_s = time.perf_counter(), replica.waited_s
             for shard in replica.my_shards:
-                self._show_phase("forward")
+                self.ranks.show_phase("forward")
                 replica.begin_shard(shard)
                 images, labels = batch_of(self.data.train, self.order.indices(step, shard))
                 reseed(job.run.seed, step, shard)
@@ -151,18 +167,20 @@ class _Run:
                 if shard == replica.my_shards[0] and step > self.start:
                     # Other ranks' losses of the previous step arrive while forward runs.
                     loss = self._report_step(step)
-                self._show_phase("backward")
+                self.ranks.show_phase("backward")
                 shard_loss.backward()
                 replica.tell_loss(shard_loss.item())
-            self._slow_down(step, time.perf_counter() - began - (replica.waited_s - waited_s))
+            compute_s = time.perf_counter() - began - (replica.waited_s - waited_s)
+            self.faults.slow_down(step, compute_s)
             if job.optimizer.clip_norm is not None:
                 replica.clip_grad_norm_(job.optimizer.clip_norm)
             self.optimizer.step()
-            self.pace.end_step(time.perf_counter(), self._mean_steps())
+            self.pace.end_step(time.perf_counter(), self.ranks.mean_steps())
             if step == self.start:
                 self.progress.start(job, replica.describe())
                 replica.waited_s = 0.0  # the first step also waits until every rank is set up
             done = step + 1
+            self.not_finite.end_step(done)
             if done < self.total:
                 self._evaluate_and_save_if_due(done)
         replica.synchronize()
@@ -182,42 +200,18 @@ class _Run:
             self.replica.serve_step(self.job.optimizer.clip_norm)
             if done < self.total:
                 self._evaluate_and_save_if_due(done)
-        summary = self._finish(0.0, float("nan"))
+            if self.replica.is_served:
+                self.not_finite.look_at_loss(done, mean_loss(self.replica.losses))
+        summary = self._finish(0.0, None)
         self._write_trace(0.0)
         return summary
 
-    def _inject_faults(self, step: int) -> None:
-        """Kill this process or pause it, if the job's faults say so for this step."""
-        if self._conditions.dies(self.world.rank, step):
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(self._conditions.pause_s(self.world.rank, step))
-
-    def _slow_down(self, step: int, compute_s: float) -> None:
-        """Sleep until this step's compute has taken as long as the job's faults say."""
-        factor = self._conditions.factor(self.world.rank, step)
-        if factor > 1:
-            time.sleep((factor - 1) * compute_s)
-
-    def _show_phase(self, phase: str) -> None:
-        """Tell other ranks what this one is doing: they name it if this rank fails."""
-        if self.session.control is not None:
-            self.session.control.progress.write(phase)
-
-    def _mean_steps(self) -> float:
-        """Return how many steps are done: with asynchronous strategies the mean over workers."""
-        control, own = self.session.control, self.job.strategy.own
-        if control is None or own.is_synchronous:
-            return float(self.replica.step_number)
-        steps = control.steps()
-        workers = range(own.num_workers(self.world.size))
-        return statistics.fmean(steps.get(rank, 0) for rank in workers)
-
     def _report_step(self, done: int) -> float:
         """Show and record the last of `done` steps, whose losses have arrived; return its loss."""
-        loss = statistics.fmean(self.replica.losses)
+        loss = mean_loss(self.replica.losses)
         samples_per_s, exposed = self.pace.samples_per_s, self.pace.exposed(self.replica.waited_s)
         self.progress.step(done, self.total, loss, samples_per_s, exposed)
-        if self.writes_folder:
+        if self.ranks.writes_folder:
             self.metrics.append(
                 {
                     "step": done,
@@ -228,17 +222,18 @@ class _Run:
                     "exposed_communication": round(exposed, 5),
                 }
             )
+        self.not_finite.look_at_loss(done, loss)
         return loss
 
     def _evaluate_and_save_if_due(self, done: int) -> None:
         """Evaluate and save the parameters that represent the run, if the job wants it now."""
-        run, is_writer = self.job.run, self.writes_folder
+        run, is_writer = self.job.run, self.ranks.writes_folder
         evaluates = run.evaluate_every and done % run.evaluate_every == 0
         saves = run.checkpoint_every and done % run.checkpoint_every == 0
         if not (evaluates or saves):
             return
         with self.replica.whole(is_wanted=is_writer):
-            self.replica.run.check_workers()
+            self.ranks.check_workers()
             if saves:
                 self._save(done, is_wanted=is_writer)
             if evaluates:
@@ -246,28 +241,30 @@ class _Run:
         if saves:
             self._save_own(done)
 
-    def _finish(self, seconds: float, loss: float) -> Summary:
+    def _finish(self, seconds: float, loss: float | None) -> Summary:
         """Save and evaluate the parameters that represent the run, and write the summary.
 
         Every rank calls it. With strategies that continue without a lost rank, every rank holds
         these parameters and stays until the summary is written: if the rank that writes it is lost
         meanwhile, the next one saves, evaluates and writes.
         """
-        has_own = self.replica.has_own
+        has_own, self.ranks.is_ending = self.replica.has_own, True
         self.replica.serve()  # does nothing, unless the run had no step left to take
         step_bytes = self.session.comm.traffic.step_bytes / max(1, self.total - self.start)
         sent_bytes = self.replica.run.mean_of(step_bytes, self.session.comm)
         with self.replica.whole():
-            self.replica.run.check_workers()
+            self.ranks.check_workers()
             while True:
-                is_writer = self.writes_folder
-                self._save(self.total, is_wanted=is_writer)
+                is_writer = self.ranks.writes_folder
+                self._save(self.total, is_wanted=is_writer, all_hold=True)
                 test_loss, accuracy = self._evaluate(self.total, is_wanted=is_writer)
                 summary = self._summarize(seconds, loss, sent_bytes, test_loss, accuracy)
-                if self.writes_folder:
+                if self.ranks.writes_folder:
                     write_summary(self.out, summary)
                 if not has_own:
                     return summary
+                # Twice: a rank that has stopped and stays joins meetings in pairs, as in a gather.
+                self.replica.run.meet()
                 self.replica.run.meet()
                 if is_writer or self._is_summary_written():
                     break
@@ -281,7 +278,7 @@ class _Run:
     def _summarize(
         self,
         seconds: float,
-        loss: float,
+        loss: float | None,
         sent_bytes: float,
         test_loss: float | None,
         accuracy: float | None,
@@ -306,11 +303,8 @@ class _Run:
             resumed_at=self.start,
             run_folder=str(self.out),
             strategy=self.replica.run.report(),
-            gone={rank: str(failure) for rank, failure in self._lost_ranks().items()},
+            gone=self.ranks.describe_absent(),
         )
-
-    def _lost_ranks(self) -> dict[int, RankFailed]:
-        return {} if self.session.control is None else self.session.control.gone
 
     def _evaluate(self, step: int, *, is_wanted: bool) -> tuple[float | None, float | None]:
         """Return test loss and accuracy of what the model holds now; None without test samples.
@@ -321,30 +315,36 @@ class _Run:
         is_shared = not self.replica.has_own
         if self.data.test is None or not (is_shared or is_wanted):
             return None, None
-        self._show_phase("evaluate")
+        self.ranks.show_phase("evaluate")
         how = self.shared_evaluation.evaluate if is_shared else evaluate_alone
         loss, accuracy = how(self.model, self.data.test)
         self.progress.evaluated(step, loss, accuracy)
         return loss, accuracy
 
-    def _save(self, step: int, *, is_wanted: bool) -> None:
-        """Write a checkpoint of what the model holds now. Every rank calls it."""
-        self._show_phase("save")
+    def _save(self, step: int, *, is_wanted: bool, all_hold: bool = False) -> None:
+        """Write a checkpoint of what the model holds now. Every rank calls it.
+
+        `all_hold` says that every rank's model holds it, also where ranks' own models differ.
+        """
+        self.ranks.show_phase("save")
+        all_hold = all_hold or not self.replica.has_own
+        if is_wanted or all_hold:
+            is_wanted &= self.not_finite.may_save(step, all_hold=all_hold)
         self.checkpoints.save(self.replica, step, is_wanted=is_wanted)
 
     def _save_own(self, step: int) -> None:
         """Write this rank's own checkpoint, if the strategy needs one to resume."""
         if self.replica.plan.keeps_own:
-            self._show_phase("save")
-            self.checkpoints.save_own(self.replica, step)
+            self.ranks.show_phase("save")
+            if self.not_finite.may_save(step, all_hold=False):
+                self.checkpoints.save_own(self.replica, step)
 
     def _write_trace(self, zero_s: float) -> None:
         """Write all ranks' tasks, if a trace is asked for; `zero_s` is time 0 of this rank."""
         if self.trace is None:
             return
-        recorder, self.replica.recorder = self.replica.recorder, None
-        assert recorder is not None
-        is_alone = bool(self._lost_ranks())
-        found = collect_trace(recorder, zero_s, self.session, is_alone=is_alone)
-        if self.writes_folder:
-            found.write(self.trace)
+        is_alone = bool(self.ranks.absent())
+        found = collect_trace(self.replica, zero_s, self.session, is_alone=is_alone)
+        if self.ranks.writes_folder:
+            with explained(self.trace):
+                found.write(self.trace)

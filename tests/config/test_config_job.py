@@ -33,6 +33,7 @@ def test_a_small_job_gets_the_documented_defaults():
             threads=1,
             evaluate_every=None,
             checkpoint_every=None,
+            stop_when_not_finite=True,
             silent_s=20.0,
             hung_s=600.0,
             meet_s=300.0,
@@ -94,8 +95,8 @@ def test_the_settings_of_a_job_are_these():
         *("strategy.name", "strategy.shards", "strategy.bucket_bytes", "strategy.overlap"),
         "strategy.comm",
         *("run.ranks", "run.steps", "run.epochs", "run.seed", "run.threads", "run.evaluate_every"),
-        *("run.checkpoint_every", "run.out", "run.silent_s", "run.hung_s", "run.meet_s"),
-        "run.device",
+        *("run.checkpoint_every", "run.stop_when_not_finite", "run.out", "run.silent_s"),
+        *("run.hung_s", "run.meet_s", "run.device"),
         *("cluster.preset", "cluster.machines", "cluster.latency_s", "cluster.rate_bytes_per_s"),
         *("cluster.inside_latency_s", "cluster.inside_rate_bytes_per_s", "cluster.flops_per_s"),
         *(

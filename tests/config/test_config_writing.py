@@ -70,6 +70,7 @@ def runs(draw: st.DrawFn) -> RunSettings:
         ranks=draw(counts),
         seed=draw(st.integers(0, 2**63 - 1)),
         evaluate_every=draw(maybe(counts)),
+        stop_when_not_finite=draw(st.booleans()),
         out=draw(maybe(texts)),
         silent_s=draw(above_0),
     )
@@ -134,8 +135,9 @@ def test_a_resolved_job_is_written_whole():
         'weight_decay = 0.0\nschedule = "constant"\nwarmup_steps = 0\n\n'
         '[strategy]\nname = "synchronous"\nshards = 2\nbucket_bytes = "auto"\n'
         'overlap = "auto"\ncomm = "auto"\n\n'
-        '[run]\nranks = 2\nsteps = 30\nseed = 0\nthreads = 1\nout = "a\\u007f\\"\\n"\n'
-        'silent_s = 20.0\nhung_s = 600.0\nmeet_s = 300.0\ndevice = "cpu"\n'
+        "[run]\nranks = 2\nsteps = 30\nseed = 0\nthreads = 1\nstop_when_not_finite = true\n"
+        'out = "a\\u007f\\"\\n"\nsilent_s = 20.0\nhung_s = 600.0\nmeet_s = 300.0\n'
+        'device = "cpu"\n'
     )
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from syncline.config import Job, job_to_toml, printable, read_job, what_changed
 from syncline.errors import ConfigError
-from syncline.files import write_atomically
-from syncline.run_folder import JOB, has_checkpoint, holds_a_run
+from syncline.files import make_folder, write_atomically
+from syncline.resources import reason, way_out
+from syncline.run_folder import JOB, has_checkpoint, holds_a_run, remove_leftovers
+from syncline.run_lock import locked
 
 
 def choose_folder(job_file: Path, job: Job, out: Path | None, unique: str | None) -> Path:
@@ -36,9 +41,9 @@ def choose_folder(job_file: Path, job: Job, out: Path | None, unique: str | None
         except FileExistsError:
             if runs.is_dir():
                 continue
-            raise _not_writable(runs, "file exists") from None
+            raise _not_writable(runs, FileExistsError(errno.EEXIST, "File exists")) from None
         except OSError as error:
-            raise _not_writable(folder, _reason(error)) from None
+            raise _not_writable(folder, error) from None
         return folder
     raise AssertionError("there is always another number")
 
@@ -97,23 +102,30 @@ def resumed_job(job: Job, folder: Path) -> Job:
     return job
 
 
-def write_job(job: Job, folder: Path) -> None:
-    """Create the folder and write job.toml. A crash never leaves half a file."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / JOB, job_to_toml(job).encode())
-    except OSError as error:
-        raise _not_writable(folder, _reason(error)) from None
+@contextlib.contextmanager
+def taken(folder: Path, job: Job, *, resume: bool) -> Iterator[None]:
+    """Take a run folder for the block: create and lock it, clean it up and write job.toml.
+
+    Refuse a folder that cannot be used, or that another run uses now.
+    """
+    check_folder(folder, resume)
+    with contextlib.ExitStack() as stack:
+        try:
+            make_folder(folder)
+            stack.enter_context(locked(folder, "--resume" if resume else "--out"))
+            check_folder(folder, resume)  # again: a run may just have ended
+            remove_leftovers(folder)
+            write_atomically(folder / JOB, job_to_toml(job).encode())
+        except OSError as error:
+            raise _not_writable(folder, error) from None
+        yield
 
 
-def _not_writable(folder: Path, reason: str) -> ConfigError:
+def _not_writable(folder: Path, error: OSError) -> ConfigError:
+    fix = way_out(error)
     return ConfigError(
         "--out",
-        f"{printable(folder)} cannot be written ({reason})",
+        f"{printable(folder)} cannot be written ({reason(error)})",
         "the run writes its results there",
-        "Name another folder.",
+        f"{fix}, or name another folder." if fix else "Name another folder.",
     )
-
-
-def _reason(error: OSError) -> str:
-    return (error.strerror or type(error).__name__).lower()

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+import traceback
 from typing import NoReturn
 
 import typer
 
 from syncline.cli import key, run, simulate, train
-from syncline.cli.output import report, say
+from syncline.cli.output import is_debug, report, say
 from syncline.errors import SynclineError
+from syncline.resources import explain
 
 app = typer.Typer(
     name="syncline",
@@ -85,6 +87,13 @@ def _run() -> int:
         sys.stdout = None
         return 1
     except Exception as error:
+        why = explain(error)
+        if why is not None:
+            # The machine refuses something: space for what is printed, descriptors, processes.
+            if is_debug():
+                traceback.print_exc()
+            say(why)
+            return 1
         if not hasattr(error, "format_message"):
             raise
         # A mistake in the options themselves, found by typer.

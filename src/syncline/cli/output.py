@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
 
@@ -20,10 +21,17 @@ def show_tracebacks(wanted: bool) -> bool:
     return wanted
 
 
+def is_debug() -> bool:
+    """Tell whether errors are printed with their traceback."""
+    return _is_debug
+
+
 def say(line: str) -> None:
     """Print one line on stderr, in one write: several ranks may print at once."""
-    sys.stderr.write(f"syncline: {printable(line)}\n")
-    sys.stderr.flush()
+    # The log may be on the disk that is full: the exit status still tells.
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"syncline: {printable(line)}\n")
+        sys.stderr.flush()
 
 
 def report(error: SynclineError, who: str = "") -> int:

@@ -17,7 +17,8 @@ from syncline.cli.run import check_ranks
 from syncline.cli.train import check_names
 from syncline.cluster import Cluster, cluster_of, conditions_of
 from syncline.config import Job, read_job
-from syncline.files import check_can_be_written
+from syncline.files import check_can_be_written, explained
+from syncline.run_folder import finite
 
 if TYPE_CHECKING:
     from syncline.sim.run import Outcome
@@ -71,9 +72,10 @@ def simulate(
         check_can_be_written("--trace", trace)
     outcome = _run(job, cluster, None if learn else steps, show=not as_json)
     if trace is not None:
-        outcome.trace.write(trace)
+        with explained(trace):
+            outcome.trace.write(trace)
     if as_json:
-        print(json.dumps(to_json_dict(job, outcome), allow_nan=False))
+        print(json.dumps(finite(to_json_dict(job, outcome)), allow_nan=False))
     else:
         print_outcome(job, outcome, trace, Console(highlight=False))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import shlex
@@ -23,7 +24,7 @@ from syncline.config import Job, job_to_toml, read_job
 from syncline.errors import ConfigError
 from syncline.files import check_can_be_written
 from syncline.launch.env import World, read_world
-from syncline.launch.local import launch
+from syncline.launch.local import BAD_INPUT, STOPPED, launch
 from syncline.report.result import print_result
 from syncline.run_folder import finite, has_checkpoint, read_summary
 from syncline.strategies.registry import STRATEGIES
@@ -96,15 +97,15 @@ def train(
     is_rank = _is_rank(world)
     folder = folders.choose_folder(job_file, job, out, world.job_id if is_rank else None)
     job = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, out=str(folder)))
-    if world.rank == 0:
-        folders.check_folder(folder, resume)
-        folders.write_job(job, folder)
-    if is_rank:
-        done = work(job, folder, resume=resume, trace=trace)
-        summary = finite(done.to_json_dict())
-    else:
-        as_rank = functools.partial(work, job, folder, resume=resume, trace=trace)
-        summary = _launch(job_file, job, folder, as_rank, as_json=as_json)
+    with contextlib.ExitStack() as stack:
+        if world.rank == 0:
+            stack.enter_context(folders.taken(folder, job, resume=resume))
+        if is_rank:
+            done = work(job, folder, resume=resume, trace=trace)
+            summary = finite(done.to_json_dict())
+        else:
+            as_rank = functools.partial(work, job, folder, resume=resume, trace=trace)
+            summary = _launch(job_file, job, folder, as_rank, as_json=as_json)
     if world.rank == 0:
         _print(summary, folder, as_json)
 
@@ -167,11 +168,17 @@ def _launch(
     go_on = bool(job.strategy.own.may_lose(job.run.ranks))
     threads = job.run.threads
     load(threads)
+    said = (BAD_INPUT, STOPPED)
     outcome = launch(
-        as_rank, job.run.ranks, threads=threads, stdout=stdout, go_on=go_on, meets=True
+        *(as_rank, job.run.ranks),
+        threads=threads,
+        stdout=stdout,
+        go_on=go_on,
+        meets=True,
+        said=said,
     )
     if outcome.exit_code:
-        if outcome.exit_code != 2 and has_checkpoint(folder):
+        if not set(said) & set(outcome.statuses) and has_checkpoint(folder):
             again = f"syncline train {shlex.quote(str(job_file))} --out {shlex.quote(str(folder))}"
             say(f"to go on from the last checkpoint: {again} --resume")
         raise typer.Exit(outcome.exit_code)

@@ -14,12 +14,14 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from syncline.cli.output import report, say
+from syncline.cli.output import is_debug, report, say
 from syncline.config import Job
-from syncline.errors import RankFailed, SynclineError
+from syncline.errors import RankFailed, RunStopped, SynclineError
 from syncline.launch.env import read_world, thread_environment
+from syncline.launch.local import STOPPED
 from syncline.launch.signals import end_promptly, leave
 from syncline.report.progress import progress_for
+from syncline.resources import explain
 
 if TYPE_CHECKING:
     from syncline.run_folder import Summary
@@ -41,24 +43,27 @@ def work(job: Job, folder: Path, *, resume: bool, trace: Path | None = None) -> 
     world = read_world()
     rank = world.rank
     progress = progress_for(rank, sys.stderr)
-    end_promptly(progress.close)
     try:
+        end_promptly(progress.close)
         # Imported here: torch takes seconds to load, and a wrong key in the job is found before.
         from syncline.train import train
 
         summary = train(job, folder, resume, progress, trace)
     except SynclineError as error:
         progress.close()
-        is_said = isinstance(error, RankFailed) and error.is_logged
+        is_logged = isinstance(error, RankFailed) and error.is_logged
         # All ranks of our launcher read the same input: only rank 0 reports that it is bad.
         is_said_by_rank_0 = error.exit_code == 2 and rank != 0 and world.launcher == "syncline"
-        if is_said or is_said_by_rank_0:
-            leave(error.exit_code)
-        leave(report(error, who=f"rank {rank}: "))
+        if not (error.is_said or is_logged or is_said_by_rank_0):
+            report(error, who=f"rank {rank}: ")
+        is_stopped = isinstance(error, RunStopped) and world.launcher == "syncline"
+        leave(STOPPED if is_stopped else error.exit_code)
     except BaseException as error:
         progress.close()
-        say(f"rank {rank}: {type(error).__name__}: {error}")
-        traceback.print_exc()
+        why = explain(error)
+        say(f"rank {rank}: {why or f'{type(error).__name__}: {error}'}")
+        if why is None or is_debug():
+            traceback.print_exc()
         leave(1)
     progress.close()
     return summary

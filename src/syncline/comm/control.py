@@ -88,6 +88,7 @@ class Control:
         self._closing = self._has_left = self._is_over = False
         for sock in self._links.values():
             sock.settimeout(_SEND_S)
+        self._selector = selectors.DefaultSelector()  # here, where a refusal is the rank's error
         self._thread = threading.Thread(target=self._watch, name="syncline-control", daemon=True)
         self._thread.start()
 
@@ -233,7 +234,7 @@ class Control:
     # The control thread.
 
     def _watch(self) -> None:
-        with selectors.DefaultSelector() as selector:
+        with self._selector as selector:
             selector.register(self._wake, selectors.EVENT_READ, None)
             for rank, sock in self._links.items():
                 selector.register(sock, selectors.EVENT_READ, rank)

@@ -6,6 +6,7 @@ socket. A memfd has no name, so it vanishes with the last process, also after ki
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import select
@@ -63,14 +64,16 @@ class Star:
         started = time.monotonic()
         while len(files) < num_files:
             try:
-                data, more, _, _ = socket.recv_fds(sock, 1, min(250, num_files - len(files)))
+                data, more, flags, _ = socket.recv_fds(sock, 1, min(250, num_files - len(files)))
             except TimeoutError:
                 # The leader may be slow in coming here: wait as long as for a collective.
                 waited_s = time.monotonic() - started
                 self.control.check_waiting_for([leader], waited_s, "shared memory")
                 continue
             except OSError:
-                data, more = b"", []
+                data, more, flags = b"", [], 0
+            if flags & socket.MSG_CTRUNC:  # the kernel drops descriptors above the limit
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             if not data:
                 raise self.control.verdict() or CommError(
                     f"rank {self.control.place.rank} was not handed shared memory by rank "

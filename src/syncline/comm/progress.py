@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import socket
@@ -90,9 +91,11 @@ def share_board(place: Place, memory_links: Mapping[int, socket.socket]) -> Prog
     else:
         ((leader, sock),) = memory_links.items()
         try:
-            files = socket.recv_fds(sock, 1, 1)[1]
+            _, files, flags, _ = socket.recv_fds(sock, 1, 1)
         except OSError:
-            files = []
+            files, flags = [], 0
+        if flags & socket.MSG_CTRUNC:  # the kernel drops descriptors above the limit
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if not files:
             raise CommError(
                 f"rank {place.rank} has met rank {leader}, which then did not meet all others of "

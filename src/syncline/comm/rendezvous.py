@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from syncline.comm.handshake import answer, knock
-from syncline.errors import CommError, KeyRefused
+from syncline.errors import CommError, ConfigError, KeyRefused
 
 log = logging.getLogger("syncline")
 
@@ -168,10 +168,23 @@ def connect_to(
 
 def local_address_towards(host: str) -> str:
     """Return this machine's address on the interface that leads to `host`. Sends nothing."""
-    family = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0][0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))
-        return str(probe.getsockname()[0])
+    reason = "no address"
+    try:
+        for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
+            try:
+                with socket.socket(family, kind) as probe:
+                    probe.connect(address)
+                    return str(probe.getsockname()[0])
+            except OSError as error:  # a name may have an address that this machine cannot reach
+                reason = error.strerror or str(error)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+    raise ConfigError(
+        "MASTER_ADDR",
+        f"got {host!r:.80} ({reason.lower()})",
+        "every machine reaches rank 0 there",
+        "Use a name or an address of rank 0's machine that this machine can reach.",
+    )
 
 
 def meet(place: Place, store: Store | None, address: str | None, meet_s: float) -> Connections:

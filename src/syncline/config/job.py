@@ -107,6 +107,7 @@ _MAY_CHANGE = {
         "epochs",
         "evaluate_every",
         "checkpoint_every",
+        "stop_when_not_finite",
         "out",
         "silent_s",
         "hung_s",

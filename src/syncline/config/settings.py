@@ -142,7 +142,8 @@ class RunSettings(Table, frozen=True, kw_only=True):
     steps; None means once, at the end. `threads` is the number of intra-op threads of a rank: it
     changes the order of summation, so the job fixes it. A rank that sends no heartbeat for
     `silent_s`, or keeps the others waiting for `hung_s`, counts as failed. At the start ranks wait
-    for each other up to `meet_s`.
+    for each other up to `meet_s`. If a loss or the weights are not finite, `stop_when_not_finite`
+    ends the run there.
     """
 
     ranks: Annotated[int, Meta(ge=1, examples=[2])] = 1
@@ -152,6 +153,7 @@ class RunSettings(Table, frozen=True, kw_only=True):
     threads: Annotated[int, Meta(ge=1, le=MAX_THREADS, examples=[1])] = 1
     evaluate_every: Annotated[int, Meta(ge=1, examples=[500])] | None = None
     checkpoint_every: Annotated[int, Meta(ge=1, examples=[500])] | None = None
+    stop_when_not_finite: bool = True
     out: Annotated[str, Meta(min_length=1, examples=["runs/first"])] | None = None
     silent_s: Annotated[float, Meta(gt=0, examples=[SILENT_S])] = SILENT_S
     hung_s: Annotated[float, Meta(gt=0, examples=[HUNG_S])] = HUNG_S

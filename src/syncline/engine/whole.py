@@ -46,6 +46,8 @@ class WholeRun:
         """None before the first step, and if all ranks hold the same parameters."""
         self.is_in_model = False
         """Whether the model holds the gathered values now."""
+        self.may_leave_early = False
+        """Whether ranks may end before the last gather, on purpose."""
 
     def begin(self, whole: Whole | None, buckets: Sequence[Bucket]) -> None:
         """Set the `Whole` that the strategy's `start` returned."""
@@ -106,11 +108,16 @@ class WholeRun:
         if all(rank in self.gone for rank in workers):
             raise self.gone[workers[-1]]
 
+    def left_early(self) -> list[int]:
+        """Return the ranks that had ended before the last gather, without a failure."""
+        if self.whole is None:
+            return []
+        return [rank for rank in self.whole.missing() if rank not in self.gone]
+
     def tell_who_left(self) -> None:
         """Log which ranks had ended before the last gather, and so were not part of it."""
-        assert self.whole is not None
-        left = [rank for rank in self.whole.missing() if rank not in self.gone]
-        if left:
+        left = self.left_early()
+        if left and not self.may_leave_early:
             log.warning(
                 "whole() is without rank%s %s, which left before. Call it on every rank.",
                 "s" if len(left) > 1 else "",

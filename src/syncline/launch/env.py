@@ -87,7 +87,14 @@ def read_world_of_group(rank: int, size: int, environ: Mapping[str, str] | None 
 
 
 def rank_environment(
-    rank: int, *, ranks: int, port: int, key: str, job: str, threads: int
+    rank: int,
+    *,
+    ranks: int,
+    port: int,
+    key: str,
+    job: str,
+    threads: int,
+    address: str = "127.0.0.1",
 ) -> dict[str, str]:
     """Return the environment for a rank of our launcher: the inherited one and the rank's place.
 
@@ -103,7 +110,7 @@ def rank_environment(
         "LOCAL_WORLD_SIZE": str(ranks),
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
         "SYNCLINE_KEY": key,
         "SYNCLINE_JOB": job,

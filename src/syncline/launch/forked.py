@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from syncline.launch.signals import leave
+from syncline.resources import explain
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -92,8 +93,12 @@ def _run_rank(
         leave(130)
     except SystemExit as ended:
         leave(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        why = explain(error)
+        if why is None:
+            traceback.print_exc()
+        else:
+            sys.stderr.write(f"syncline: rank {rank}: {why}\n")
         leave(1)
     leave(0)
 

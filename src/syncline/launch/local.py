@@ -24,7 +24,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from syncline.errors import ConfigError
 from syncline.launch.activity import Activity
@@ -41,6 +41,13 @@ GRACE_S = 10.0
 """From SIGTERM to SIGKILL: a rank may have to write what it has, to a slow disk."""
 AFTER_FAILURE_S = 10.0
 """Ranks hear of a failed one within a second, then they may print and write for a while."""
+FROZEN_S = 60.0
+"""A rank that lives beats every second; a machine that swaps may delay that by many seconds."""
+BAD_INPUT = 2
+STOPPED = 3
+"""The status of a rank that ends its run on purpose, before the last step, and has said why."""
+_ANY_PORT = 29400
+"""torchrun's own: any number would do where no rank listens."""
 
 
 def launch(
@@ -54,8 +61,9 @@ def launch(
     after_failure_s: float | None = AFTER_FAILURE_S,
     go_on: bool = False,
     meets: bool = False,
-    frozen_s: float = 60.0,
+    frozen_s: float = FROZEN_S,
     stdout: int | None = None,
+    said: Collection[int] = (BAD_INPUT,),
 ) -> Outcome:
     """Run `work` as ranks 0 to `ranks - 1` and wait for all of them.
 
@@ -67,7 +75,8 @@ def launch(
     if any of them ends well. If all ranks surely call `init` (`meets`), that holds only after they
     have met: without the one that ended they never will. Stopping is SIGTERM, and SIGKILL after
     `grace_s`. Once a rank has ended, the rest is also stopped if none of them has run for
-    `frozen_s`: not even a heartbeat, so they are frozen.
+    `frozen_s`: not even a heartbeat, so they are frozen. Ranks that end with a status in `said`
+    have said why themselves.
 
     `port` is where rank 0 will listen, a free one if None. `stdout` is the file descriptor the
     ranks write to, this process's own if None; they have no stdin.
@@ -75,15 +84,17 @@ def launch(
     Call it from the main thread: elsewhere signals are left alone, and the ranks die with the
     thread that started them.
     """
+    address, free = _free_address()
     environment = functools.partial(
         rank_environment,
         ranks=ranks,
-        port=free_port() if port is None else _checked(port),
+        address=address,
+        port=free if port is None else _checked(port),
         key=secrets.token_hex(32),
         job=secrets.token_hex(8),
         threads=threads,
     )
-    watch = _Watch(grace_s, after_failure_s, frozen_s, goes_on=go_on)
+    watch = _Watch(grace_s, after_failure_s, frozen_s, said, goes_on=go_on)
     with signals_to(watch.signals, (*_ENDING, signal.SIGTSTP)):
         try:
             if go_on and meets and ranks > 1:
@@ -101,9 +112,20 @@ def launch(
 
 def free_port() -> int:
     """Return a free port. Another process may take it before it is used: rare, and reported."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return _free_address()[1]
+
+
+def _free_address() -> tuple[str, int]:
+    """Return this machine's own address and a free port, where rank 0 can listen.
+
+    A machine may have IPv6 only, or no network at all. Ranks that share memory need none, and get
+    an address all the same.
+    """
+    for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with contextlib.suppress(OSError), socket.socket(family) as probe:
+            probe.bind((host, 0))
+            return host, int(probe.getsockname()[1])
+    return "127.0.0.1", _ANY_PORT
 
 
 def _started(
@@ -123,11 +145,18 @@ class _Watch:
     """The ranks that were started, and the wait for their ends."""
 
     def __init__(
-        self, grace_s: float, after_failure_s: float | None, frozen_s: float, *, goes_on: bool
+        self,
+        grace_s: float,
+        after_failure_s: float | None,
+        frozen_s: float,
+        said: Collection[int],
+        *,
+        goes_on: bool,
     ) -> None:
         self.grace_s = grace_s
         self.after_failure_s = after_failure_s
         self.frozen_s = frozen_s
+        self.said = said
         self.goes_on = goes_on
         """Whether ranks have all the time they want after another has ended badly."""
         self.activity = Activity()
@@ -227,7 +256,7 @@ class _Watch:
         self.look_at_s = self.look_at_s or time.monotonic()
         if status == 0 or self.is_stopping:
             return
-        if status != 2:  # bad input: the rank has said so itself, in one line
+        if status not in self.said:
             _say(describe_end(rank, status))
         if not self.goes_on and self.after_failure_s is not None and self.deadline_s is None:
             self.deadline_s = time.monotonic() + self.after_failure_s

@@ -6,6 +6,7 @@ line or refresh returns after one look at the clock. Nothing here starts a threa
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
@@ -117,7 +118,9 @@ class LineProgress:
         self.note(evaluation_line(step, loss, accuracy))
 
     def note(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        # The log may be on a disk that is full, or its reader gone: the run goes on without it.
+        with contextlib.suppress(OSError):
+            print(line, file=self._stream, flush=True)
 
     def finish(self, summary: HasJson) -> None: ...
 
