@@ -7,31 +7,29 @@ bit, and a run that was killed and resumed gives those of one that was not.
 
 from __future__ import annotations
 
-import os
-import signal
 import statistics
 import time
 from pathlib import Path
 
 import torch
 import torch._dynamo  # building an optimizer imports it: do so once, before ranks are forked
-from torch.nn import functional
 
 from syncline.checkpoint import digest_of
 from syncline.config import Job
 from syncline.engine.replica import Replica
 from syncline.errors import RankFailed
 from syncline.evaluation import SharedEvaluation, evaluate_alone
-from syncline.faults import Conditions
+from syncline.injected_faults import InjectedFaults
 from syncline.launch.env import World, read_world
-from syncline.loader import reseed
+from syncline.losses import loss_of
 from syncline.perf.pace import Pace
 from syncline.perf.trace import Recorder
-from syncline.recipe import Order, batch_of, build_model, build_optimizer, learning_rate, load_data
+from syncline.recipe import Order, build_model, build_optimizer, learning_rate, load_data
 from syncline.report.progress import Progress
 from syncline.run_checkpoints import RunCheckpoints
 from syncline.run_folder import Metrics, Summary, is_finished, write_summary
 from syncline.run_trace import collect_trace
+from syncline.same_data import check_same_data
 from syncline.session import Session, close_session, fail_session, open_session
 from syncline.strategies import make_strategy
 
@@ -87,10 +85,9 @@ class _Run:
         self.total = self.order.total
         self.pace = Pace(self.order.batch)
         self.model = build_model(job, self.data)
+        self.loss = loss_of(job.model.loss)
         self.optimizer = build_optimizer(job.optimizer, self.model)
-        self._conditions = Conditions(faults=job.faults, seed=job.run.seed)
-        workers = job.strategy.own.num_workers(world.size)
-        self._conditions.check(world.size, world.num_machines, "faults", workers)
+        self.faults = InjectedFaults(job, world)
         self.checkpoints = RunCheckpoints(out, job, self.model, world.rank)
         self._saved = self.checkpoints.load() if resume else None
         self.start = 0 if self._saved is None else self._saved.step
@@ -99,6 +96,8 @@ class _Run:
         """Train in a session that is open, from the checkpoint if the run is resumed."""
         self.session = session
         self.shared_evaluation = SharedEvaluation(session.comm, session.lane)
+        if self.data.is_own:
+            check_same_data(self.data, session.comm, session.lane)
         settings = self.job.strategy
         self.replica = Replica(
             self.model,
@@ -140,21 +139,21 @@ class _Run:
             lr = learning_rate(job.optimizer, step, self.total)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
-            self._inject_faults(step)
+            self.faults.begin_step(step)
             began, waited_s = time.perf_counter(), replica.waited_s
             for shard in replica.my_shards:
                 self._show_phase("forward")
                 replica.begin_shard(shard)
-                images, labels = batch_of(self.data.train, self.order.indices(step, shard))
-                reseed(job.run.seed, step, shard)
-                shard_loss = functional.cross_entropy(self.model(images), labels)
+                images, labels = self.order.batch_of_shard(self.data, step, shard)
+                shard_loss = self.loss(self.model(images), labels)
                 if shard == replica.my_shards[0] and step > self.start:
                     # Other ranks' losses of the previous step arrive while forward runs.
                     loss = self._report_step(step)
                 self._show_phase("backward")
                 shard_loss.backward()
                 replica.tell_loss(shard_loss.item())
-            self._slow_down(step, time.perf_counter() - began - (replica.waited_s - waited_s))
+            compute_s = time.perf_counter() - began - (replica.waited_s - waited_s)
+            self.faults.slow_down(step, compute_s)
             if job.optimizer.clip_norm is not None:
                 replica.clip_grad_norm_(job.optimizer.clip_norm)
             self.optimizer.step()
@@ -185,18 +184,6 @@ class _Run:
         summary = self._finish(0.0, float("nan"))
         self._write_trace(0.0)
         return summary
-
-    def _inject_faults(self, step: int) -> None:
-        """Kill this process or pause it, if the job's faults say so for this step."""
-        if self._conditions.dies(self.world.rank, step):
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(self._conditions.pause_s(self.world.rank, step))
-
-    def _slow_down(self, step: int, compute_s: float) -> None:
-        """Sleep until this step's compute has taken as long as the job's faults say."""
-        factor = self._conditions.factor(self.world.rank, step)
-        if factor > 1:
-            time.sleep((factor - 1) * compute_s)
 
     def _show_phase(self, phase: str) -> None:
         """Tell other ranks what this one is doing: they name it if this rank fails."""
@@ -323,7 +310,7 @@ class _Run:
             return None, None
         self._show_phase("evaluate")
         how = self.shared_evaluation.evaluate if is_shared else evaluate_alone
-        loss, accuracy = how(self.model, self.data.test)
+        loss, accuracy = how(self.model, self.data.test, self.loss)
         self.progress.evaluated(step, loss, accuracy)
         return loss, accuracy
 

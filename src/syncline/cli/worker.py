@@ -36,6 +36,17 @@ def load(threads: int) -> None:
     gc.freeze()
 
 
+def try_own(job: Job) -> None:
+    """Try the job's own functions, in a process that is thrown away. Returns if they work."""
+    end_promptly()
+    try:
+        from syncline.trial import try_job
+
+        try_job(job)
+    except SynclineError as error:
+        leave(report(error))
+
+
 def work(job: Job, folder: Path, *, resume: bool, trace: Path | None = None) -> Summary:
     """Train as the rank that the environment names. Returns only if training succeeded."""
     world = read_world()
