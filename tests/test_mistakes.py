@@ -280,6 +280,30 @@ with_nets("a function that fails", "data.name=nets:load")
 with_nets("a network that does not fit", "model.name=nets:make", "model.options.width=9")
 
 
+@case("verify with a strategy whose ranks differ")
+def _(trial: Trial) -> str:
+    return trial.run(
+        *("verify", "job.toml", "--set", "strategy.name=gossip", "--set", "strategy.shards=")
+    )
+
+
+@case("verify with numbers of ranks that are none")
+def _(trial: Trial) -> str:
+    return trial.run("verify", "job.toml", "--ranks", "1-4")
+
+
+@case("verify a script that takes no step")
+def _(trial: Trial) -> str:
+    (trial.folder / "script.py").write_text("import syncline; syncline.init()\n")
+    return trial.run("verify", "script.py", "--ranks", "1")
+
+
+@case("verify a script that fails")
+def _(trial: Trial) -> str:
+    (trial.folder / "script.py").write_text("import syncline; syncline.init(); 1 / 0\n")
+    return trial.run("verify", "script.py", "--ranks", "1")
+
+
 @case("a script that is not there")
 def _(trial: Trial) -> str:
     return trial.run("run", "--ranks", "2", "scrpt.py")

@@ -49,6 +49,7 @@ LAYERS = {
     "evaluation": 6,
     "same_data": 6,
     "trial": 6,
+    "verify": 6,
     "run_checkpoints": 6,
     "run_trace": 6,
     "injected_faults": 6,

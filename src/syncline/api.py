@@ -17,6 +17,7 @@ from syncline.errors import ConfigError, UsageError
 from syncline.loader import FlatLoader, ServingLoader, ShardedLoader, check_one_shard
 from syncline.session import current_session, open_session
 from syncline.strategies import make_strategy
+from syncline.verify.recording import record_if_verifying, wanted_overlap
 
 
 def init(
@@ -90,7 +91,7 @@ def distribute(
         session.lane,
         shards=shards,
         bucket_bytes=bucket_bytes,
-        overlap=overlap,
+        overlap=wanted_overlap(chosen, overlap),
         accumulate=accumulate,
         private_parameters=private_parameters,
         early=early,
@@ -102,6 +103,7 @@ def distribute(
         )
     replica.warn_of_own()
     session.replicas.append(replica)
+    record_if_verifying(replica)
     return replica
 
 

@@ -32,6 +32,7 @@ from syncline.run_trace import collect_trace
 from syncline.same_data import check_same_data
 from syncline.session import Session, close_session, fail_session, open_session
 from syncline.strategies import make_strategy
+from syncline.verify.recording import record_if_verifying
 
 
 def train(
@@ -111,6 +112,7 @@ class _Run:
             overlap=None if settings.overlap == "auto" else settings.overlap,
             total_steps=self.total,
         )
+        self.note_step = record_if_verifying(self.replica)
         if self.trace is not None:
             self.replica.recorder = Recorder(self.world.rank)
         if self._saved is not None:
@@ -179,6 +181,7 @@ class _Run:
         self.replica.serve()
         for done in range(self.start + 1, self.total + 1):
             self.replica.serve_step(self.job.optimizer.clip_norm)
+            self.note_step()
             if done < self.total:
                 self._evaluate_and_save_if_due(done)
         summary = self._finish(0.0, float("nan"))

@@ -19,7 +19,7 @@ from syncline.config import Job
 from syncline.errors import RankFailed, SynclineError
 from syncline.launch.env import read_world, thread_environment
 from syncline.launch.signals import end_promptly, leave
-from syncline.report.progress import progress_for
+from syncline.report.progress import SilentProgress, progress_for
 
 if TYPE_CHECKING:
     from syncline.run_folder import Summary
@@ -45,6 +45,22 @@ def try_own(job: Job) -> None:
         try_job(job)
     except SynclineError as error:
         leave(report(error))
+
+
+def verify_rank(job: Job, folder: Path) -> None:
+    """Train as a rank that `syncline verify` started; it ends after the steps that are wanted."""
+    end_promptly()
+    try:
+        from syncline.session import close_session
+        from syncline.train import train
+        from syncline.verify.recording import StepsVerified
+
+        try:
+            train(job, folder, False, SilentProgress())
+        except StepsVerified:
+            close_session()
+    except SynclineError as error:
+        leave(report(error, who=f"rank {read_world().rank}: "))
 
 
 def work(job: Job, folder: Path, *, resume: bool, trace: Path | None = None) -> Summary:
