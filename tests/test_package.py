@@ -42,6 +42,7 @@ LAYERS = {
     "engine": 4,
     "strategies": 5,
     "loader": 5,
+    "replica": 5,
     "session": 6,
     "checkpoint": 6,
     "report": 6,
@@ -182,6 +183,7 @@ def test_the_environment_is_read_in_one_place():
 def test_public_names_are_pinned():
     assert syncline.__all__ == [
         "Job",
+        "Replica",
         "SynclineError",
         "__version__",
         "clip_grad_norm_",

@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from syncline import replica as published
 from syncline.comm.tree import shard_range
 from syncline.config.settings import HUNG_S, SILENT_S
 from syncline.contract import Strategy
@@ -59,7 +60,7 @@ def distribute(
     accumulate: int = 1,
     private_parameters: bool = False,
     early: bool = True,
-) -> Replica:
+) -> published.Replica:
     """Spread training over all ranks, in place: names and `state_dict()` stay as they are.
 
     Every rank starts from rank 0's parameters. `strategy` is a name, or an object with settings:
