@@ -8,6 +8,7 @@ import hypothesis
 import pytest
 import torch
 
+from own_code import own  # noqa: F401
 from syncline import session
 
 # Threads of OpenMP do not survive the fork that starts ranks, and bits depend on their number.

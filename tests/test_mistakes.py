@@ -141,6 +141,12 @@ with_sets("a setting without effect", "optimizer.betas=[0.9, 0.99]")
 with_sets("an unknown model", "model.name=resnt-18")
 with_sets("an unknown option of a model", "model.options.dropuot=0.5")
 with_sets("an unknown data set", "data.name=mnist")
+with_sets("an unknown loss", "model.loss=cross_entrpy")
+with_sets("a loss that does not fit the data", "model.loss=mse")
+with_sets("a file in the place of a module", "model.name=nets.py:make")
+with_sets("classes for a network of one's own", "model.name=nets:make", "model.classes=10")
+with_sets("a path for data of one's own", "data.name=nets:load", "data.path=x")
+with_sets("options for data that has none", "data.options.size=8")
 with_sets("an unknown strategy", "strategy.name=synchronos")
 with_sets("images too small for the network", "model.name=alexnet", "model.image_size=32")
 with_sets("a batch that does not divide into shards", "data.batch=66")
@@ -360,6 +366,65 @@ def _(trial: Trial) -> str:
 def _(trial: Trial) -> str:
     trial.finished_run()
     return trial.train("optimizer.lr=0.1", "run.steps=9", more=("--out", "run", "--resume"))
+
+
+NETS = """\
+from torch import nn
+
+
+def make(width=8):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(8, 10))
+
+
+def load():
+    return 1 / 0
+
+
+def load_width():
+    return 8
+"""
+
+
+def with_nets(what: str, *sets: str) -> None:
+    """Train with functions of the module nets.py."""
+
+    def try_it(trial: Trial) -> str:
+        (trial.folder / "nets.py").write_text(NETS)
+        return trial.train(*sets)
+
+    CASES[what] = try_it
+
+
+with_nets("a module that is not there", "model.name=nest:make")
+with_nets("a function that is not there", "model.name=nets:mkae")
+with_nets("a keyword that the function does not have", "model.name=nets:make", "model.options.w=3")
+with_nets("a function that returns no network", "model.name=nets:load_width")
+with_nets("a function that fails", "data.name=nets:load")
+with_nets("a network that does not fit", "model.name=nets:make", "model.options.width=9")
+
+
+@case("verify with a strategy whose ranks differ")
+def _(trial: Trial) -> str:
+    return trial.run(
+        *("verify", "job.toml", "--set", "strategy.name=gossip", "--set", "strategy.shards=")
+    )
+
+
+@case("verify with numbers of ranks that are none")
+def _(trial: Trial) -> str:
+    return trial.run("verify", "job.toml", "--ranks", "1-4")
+
+
+@case("verify a script that takes no step")
+def _(trial: Trial) -> str:
+    (trial.folder / "script.py").write_text("import syncline; syncline.init()\n")
+    return trial.run("verify", "script.py", "--ranks", "1")
+
+
+@case("verify a script that fails")
+def _(trial: Trial) -> str:
+    (trial.folder / "script.py").write_text("import syncline; syncline.init(); 1 / 0\n")
+    return trial.run("verify", "script.py", "--ranks", "1")
 
 
 @case("a script that is not there")

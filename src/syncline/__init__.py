@@ -12,7 +12,25 @@ Names are loaded on first use, so that the command line starts without torch.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what type checkers and editors see: the same names as in _HOMES below
+    from syncline.api import (
+        clip_grad_norm_,
+        discard_gradients,
+        distribute,
+        init,
+        load_optimizer_state,
+        optimizer_state,
+        rank,
+        shard,
+        shards,
+        world_size,
+    )
+    from syncline.config import Job, read_job
+    from syncline.errors import SynclineError
+    from syncline.replica import Replica
+    from syncline.seeds import seed_for
 
 __version__ = "0.1.0"
 
@@ -29,20 +47,39 @@ _HOMES = {
     "shards": "syncline.api",
     "step_ended": "syncline.api",
     "world_size": "syncline.api",
+    "Replica": "syncline.replica",
     "SynclineError": "syncline.errors",
     "seed_for": "syncline.seeds",
     "Job": "syncline.config",
     "read_job": "syncline.config",
 }
 
-__all__ = sorted([*_HOMES, "__version__"])
+__all__ = [
+    "Job",
+    "Replica",
+    "SynclineError",
+    "__version__",
+    "clip_grad_norm_",
+    "discard_gradients",
+    "distribute",
+    "init",
+    "load_optimizer_state",
+    "optimizer_state",
+    "rank",
+    "read_job",
+    "seed_for",
+    "shard",
+    "shards",
+    "world_size",
+]
 
+if not TYPE_CHECKING:  # a type checker would take it for any name at all
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'syncline' has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+    def __getattr__(name: str) -> Any:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'syncline' has no attribute {name!r}")
+        return getattr(importlib.import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from syncline import replica as published
 from syncline.comm.tree import shard_range
 from syncline.config.session import SessionSettings
 from syncline.config.settings import HUNG_S, MEET_S, SILENT_S
@@ -22,6 +23,7 @@ from syncline.loader import FlatLoader, ServingLoader, ShardedLoader, made_of
 from syncline.session import Session, current_session, open_session
 from syncline.step_batches import Dealt
 from syncline.strategies import make_strategy
+from syncline.verify.recording import record_if_verifying, wanted_overlap
 
 
 def init(
@@ -69,7 +71,7 @@ def distribute(
     private_parameters: bool = False,
     early: bool = True,
     check_every: int | None = None,
-) -> Replica:
+) -> published.Replica:
     """Spread training over all ranks, in place: names and `state_dict()` stay as they are.
 
     Every rank starts from rank 0's parameters. `strategy` is a name, or an object with settings:
@@ -108,7 +110,7 @@ def distribute(
         session.lane,
         shards=shards,
         bucket_bytes=bucket_bytes,
-        overlap=overlap,
+        overlap=wanted_overlap(chosen, overlap),
         accumulate=accumulate,
         private_parameters=private_parameters,
         early=early,
@@ -119,10 +121,11 @@ def distribute(
             "some ranks would only serve, and take part in every step of the others: they cannot "
             "know when a loop of your own has ended. Use servers=0, or `syncline train`."
         )
-    replica.state.open(session.world.address if session.world.num_machines > 1 else None)
+    replica.state.open(session.world.address if session.comm.num_machines > 1 else None)
     replica.warn_of_own()
     watch(replica.loop, model, optimizer)
     session.replicas.append(replica)
+    record_if_verifying(replica)
     return replica
 
 

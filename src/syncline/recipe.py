@@ -6,6 +6,7 @@ The trainer and the simulator build a run with these functions, so both get the 
 from __future__ import annotations
 
 import math
+import random
 from bisect import bisect_right
 from typing import Any
 
@@ -18,20 +19,36 @@ from syncline.config import Job, OptimizerSettings
 from syncline.config.settings import DECAY_FACTOR
 from syncline.data import DataSet, Split
 from syncline.errors import ConfigError
-from syncline.loader import epoch_order
+from syncline.loader import epoch_order, reseed
+from syncline.own_functions import is_own
 from syncline.seeds import seed_for
 
 
 def build_model(job: Job, dataset: DataSet) -> nn.Module:
     """Build the job's network. Its initial weights depend on nothing but the job's seed."""
-    torch.manual_seed(seed_for(job.run.seed, "weights"))
-    classes = job.model.classes or dataset.classes
-    return models.build(job.model.name, dataset.sample_shape, classes, **job.model.options)
+    settings, seed = job.model, seed_for(job.run.seed, "weights")
+    torch.manual_seed(seed)
+    if is_own(settings.name):
+        models.check_own(settings.name, settings.image_size, settings.classes)
+        seed_everything(seed)
+        return models.build_own(settings.name, settings.options)
+    classes = settings.classes or dataset.classes
+    if classes is None:
+        raise ConfigError(
+            "model.classes",
+            "it is not there",
+            f"the classes of {dataset.name} are not known, and {settings.name} has one output each",
+            "Write for example model.classes = 10.",
+        )
+    return models.build(settings.name, dataset.sample_shape, classes, **settings.options)
 
 
 def load_data(job: Job) -> DataSet:
     """Load the job's data, at the image size the job asks for."""
-    settings = {name: getattr(job.data, name) for name in ("path", "sample_shape")}
+    settings = {name: getattr(job.data, name) for name in ("path", "sample_shape", "options")}
+    if is_own(job.data.name):
+        # A split that is drawn at random, for example, must be the same on every rank.
+        seed_everything(seed_for(job.run.seed, "data"))
     return data.load(
         job.data.name,
         image_size=job.image_size,
@@ -85,8 +102,22 @@ def batch_of(split: Split, indices: np.ndarray[Any, Any]) -> tuple[torch.Tensor,
     Kernels may give other bits for another alignment of their input; new memory is always aligned.
     """
     samples, labels = split.batch(indices)
+    if isinstance(samples, torch.Tensor) and isinstance(labels, torch.Tensor):
+        return samples, labels  # of a user's own data, stacked in new memory
+    assert isinstance(samples, np.ndarray)
+    assert isinstance(labels, np.ndarray)
     images = torch.empty(samples.shape, dtype=torch.float32)
     return images.copy_(torch.from_numpy(samples)), torch.from_numpy(labels)
+
+
+def seed_everything(value: int) -> None:
+    """Seed the generators of torch, numpy and Python, which users' own functions may draw from."""
+    if torch.cuda.is_available():
+        torch.manual_seed(value)
+    else:
+        torch.default_generator.manual_seed(value)
+    random.seed(value)
+    np.random.seed(value % 2**32)
 
 
 class Order:
@@ -108,6 +139,8 @@ class Order:
             )
         self.total = job.run.steps or (job.run.epochs or 0) * self.per_epoch
         self._seed = job.run.seed
+        own = (job.model.name, job.model.loss, job.data.name)
+        self._may_draw_anywhere = any(is_own(name) for name in own)
         self._epoch = (-1, torch.empty(0, dtype=torch.int64))
 
     def indices(self, step: int, shard: int) -> np.ndarray[Any, Any]:
@@ -118,3 +151,14 @@ class Order:
         size = self.batch // self.shards
         first = within * self.batch + shard * size
         return self._epoch[1][first : first + size].numpy()
+
+    def batch_of_shard(
+        self, dataset: DataSet, step: int, shard: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return samples and labels of a shard, and seed torch's generator for its forward."""
+        if self._may_draw_anywhere:
+            # What users' functions draw from numpy or Python must not depend on the rank.
+            seed_everything(seed_for(self._seed, "samples", step, shard))
+        batch = batch_of(dataset.train, self.indices(step, shard))
+        reseed(self._seed, step, shard)
+        return batch

@@ -287,7 +287,9 @@ def current_session() -> Session:
 
 
 def fail_session(error: BaseException) -> None:
-    """Tell the peers why this rank ends."""
+    """Tell the peers why this rank ends, unless it ends in good order: `sys.exit(0)`."""
+    if isinstance(error, SystemExit) and not error.code:
+        return
     if _session is not None and _session._error is None:
         _session._error = error
         control = _session.control

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 import torch._dynamo  # building an optimizer imports it: do so once, before ranks are forked
-from torch.nn import functional
 
 from syncline.checkpoint import digest_of
 from syncline.config import Job
@@ -22,18 +21,20 @@ from syncline.evaluation import SharedEvaluation, evaluate_alone
 from syncline.files import explained, make_folder
 from syncline.injected_faults import InjectedFaults
 from syncline.launch.env import World, read_world
-from syncline.loader import reseed
+from syncline.losses import loss_of
 from syncline.not_finite import NotFinite, mean_loss
 from syncline.perf.pace import Pace
 from syncline.perf.trace import Recorder
-from syncline.recipe import Order, batch_of, build_model, build_optimizer, learning_rate, load_data
+from syncline.recipe import Order, build_model, build_optimizer, learning_rate, load_data
 from syncline.report.progress import Progress
 from syncline.run_checkpoints import RunCheckpoints
 from syncline.run_folder import Metrics, Summary, is_finished, remove_summary, write_summary
 from syncline.run_ranks import RunRanks
 from syncline.run_trace import collect_trace
+from syncline.same_data import check_same_data
 from syncline.session import Session, close_session, fail_session, open_session_of
 from syncline.strategies import make_strategy
+from syncline.verify.recording import record_if_verifying
 
 
 def train(
@@ -92,11 +93,12 @@ class _Run:
         self.total = self.order.total
         self.pace = Pace(self.order.batch)
         self.model = build_model(job, self.data)
+        self.loss = loss_of(job.model.loss)
         self.optimizer = build_optimizer(job.optimizer, self.model)
         self.faults = InjectedFaults(job, world)
         self.checkpoints = RunCheckpoints(out, job, self.model, world.rank)
         self.resume, self.start = resume, 0
-        self._chosen = self.checkpoints.choose(may_defer=world.machine > 0) if resume else None
+        self._chosen = self.checkpoints.choose(may_defer=bool(world.machine)) if resume else None
 
     def run_in(self, session: Session) -> Summary:
         """Train in a session that is open, from the checkpoint if the run is resumed."""
@@ -110,6 +112,8 @@ class _Run:
                 self.progress.note(f"this run is finished: it has taken its {self.total} steps")
                 return summary
         self.shared_evaluation = SharedEvaluation(session.comm, session.lane)
+        if self.data.is_own:
+            check_same_data(self.data, session.comm, session.lane)
         settings = self.job.strategy
         self.replica = Replica(
             self.model,
@@ -123,6 +127,7 @@ class _Run:
             overlap=None if settings.overlap == "auto" else settings.overlap,
             total_steps=self.total,
         )
+        self.note_step = record_if_verifying(self.replica)
         if self.trace is not None:
             self.replica.recorder = Recorder(self.world.rank)
         self.replica.run.may_leave_early = self.job.run.stop_when_not_finite
@@ -161,9 +166,8 @@ class _Run:
             for shard in replica.my_shards:
                 self.ranks.show_phase("forward")
                 replica.begin_shard(shard)
-                images, labels = batch_of(self.data.train, self.order.indices(step, shard))
-                reseed(job.run.seed, step, shard)
-                shard_loss = functional.cross_entropy(self.model(images), labels)
+                images, labels = self.order.batch_of_shard(self.data, step, shard)
+                shard_loss = self.loss(self.model(images), labels)
                 if shard == replica.my_shards[0] and step > self.start:
                     # Other ranks' losses of the previous step arrive while forward runs.
                     loss = self._report_step(step)
@@ -198,6 +202,7 @@ class _Run:
         self.replica.serve()
         for done in range(self.start + 1, self.total + 1):
             self.replica.serve_step(self.job.optimizer.clip_norm)
+            self.note_step()
             if done < self.total:
                 self._evaluate_and_save_if_due(done)
             if self.replica.is_served:
@@ -317,7 +322,7 @@ class _Run:
             return None, None
         self.ranks.show_phase("evaluate")
         how = self.shared_evaluation.evaluate if is_shared else evaluate_alone
-        loss, accuracy = how(self.model, self.data.test)
+        loss, accuracy = how(self.model, self.data.test, self.loss)
         self.progress.evaluated(step, loss, accuracy)
         return loss, accuracy
 

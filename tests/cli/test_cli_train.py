@@ -500,6 +500,14 @@ def test_syncline_alone_shows_its_help(cli, arguments):
         assert word in out
 
 
+def test_the_shell_completes_verbs_and_options(cli):
+    asked = {"_SYNCLINE_COMPLETE": "complete_bash", "COMP_CWORD": "1"}
+    _, out, _ = cli(COMP_WORDS="syncline ve", **asked)
+    assert out.split() == ["verify"]
+    _, out, _ = cli(COMP_WORDS="syncline train --pr", **asked | {"COMP_CWORD": "2"})
+    assert out.split() == ["--print-job"]
+
+
 def test_an_unknown_verb_is_one_line(cli):
     status, out, err = cli("trian")
     assert (status, out) == (2, "")

@@ -20,8 +20,10 @@ from syncline.config import (
 
 def test_a_small_job_gets_the_documented_defaults():
     assert small() == Job(
-        model=ModelSettings(name="cnn", image_size=None, classes=None, options={}),
-        data=DataSettings(name="digits", batch=64),
+        model=ModelSettings(
+            name="cnn", image_size=None, classes=None, options={}, loss="cross_entropy"
+        ),
+        data=DataSettings(name="digits", batch=64, options={}),
         optimizer=OptimizerSettings(name="sgd", lr=0.05, schedule="constant", warmup_steps=0),
         strategy=StrategySettings(
             name="synchronous", shards=None, bucket_bytes="auto", overlap="auto", comm="auto"
@@ -86,8 +88,9 @@ def test_the_image_size_comes_from_either_table():
 def test_the_settings_of_a_job_are_these():
     assert config.keys() == [
         *("model.name", "model.image_size", "model.classes", "model.options"),
+        "model.loss",
         *("data.name", "data.batch", "data.path", "data.image_size", "data.sample_shape"),
-        *("data.classes", "data.samples"),
+        *("data.classes", "data.samples", "data.options"),
         *("optimizer.name", "optimizer.lr", "optimizer.momentum", "optimizer.nesterov"),
         *("optimizer.weight_decay", "optimizer.betas", "optimizer.clip_norm"),
         *("optimizer.schedule", "optimizer.warmup_steps", "optimizer.decay_steps"),

@@ -103,13 +103,18 @@ from small_job import SMALL, refusal
         (
             "model.options=3",
             "model.options: got 3, but this is a table, each value true or false or a whole number"
-            " or a number or text in quotes or a list, each a whole number."
+            " or a number or text in quotes or a list or a table."
             " Write for example model.options = {dropout = 0.1}.",
         ),
         (
             "model.options.dropout=inf",
             "model.options.dropout: got inf, but numbers here are finite."
             " Write for example model.options.dropout = 0.1.",
+        ),
+        (
+            "data.options.scale=[1.0, {low = [nan]}]",
+            "data.options.scale: got [1.0, {low = [nan]}], but numbers here are finite."
+            " Write for example data.options.scale = 0.1.",
         ),
         (
             "strategy.bucket_bytes=big",
@@ -185,7 +190,7 @@ def test_a_wrong_value_is_refused_with_its_key_the_rule_and_the_way_out(setting,
         (
             "data.zzz",
             "data.zzz: set on the command line, but no such setting exists. Settings of data:"
-            " name, batch, path, image_size, sample_shape, classes, samples.",
+            " name, batch, path, image_size, sample_shape, classes, samples, options.",
         ),
         (
             "strategy.settings",

@@ -26,13 +26,21 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 counts = st.integers(1, 10**9)
 above_0 = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 shares = st.floats(0, 1, exclude_max=True)
-options = st.dictionaries(
-    texts,
+plain = (
     st.booleans()
     | st.integers(-(2**63), 2**63)
     | st.floats(allow_nan=False, allow_infinity=False)
     | texts
-    | st.lists(st.integers(-5, 5)).map(tuple),
+)
+options = st.dictionaries(
+    texts,
+    st.recursive(
+        plain,
+        lambda inner: (
+            st.lists(inner, max_size=3).map(tuple) | st.dictionaries(texts, inner, max_size=3)
+        ),
+        max_leaves=5,
+    ),
 )
 
 
@@ -98,12 +106,13 @@ def clusters(draw: st.DrawFn) -> ClusterSettings:
 
 jobs = st.builds(
     Job,
-    model=st.builds(ModelSettings, name=texts, classes=maybe(counts), options=options),
+    model=st.builds(ModelSettings, name=texts, classes=maybe(counts), options=options, loss=texts),
     data=st.builds(
         DataSettings,
         name=texts,
         batch=counts,
         path=maybe(texts),
+        options=options,
         sample_shape=maybe(st.lists(counts, min_size=1).map(tuple)),
     ),
     optimizer=optimizers(),
@@ -129,7 +138,7 @@ def test_a_job_written_as_toml_reads_back_as_the_same_job(job):
 def test_a_resolved_job_is_written_whole():
     text = job_to_toml(small(model__options__hidden="[3]", run__out='"a\\u007f\\"\\n"').resolved(2))
     assert text == (
-        '[model]\nname = "cnn"\noptions = {hidden = [3]}\n\n'
+        '[model]\nname = "cnn"\noptions = {hidden = [3]}\nloss = "cross_entropy"\n\n'
         '[data]\nname = "digits"\nbatch = 64\n\n'
         '[optimizer]\nname = "sgd"\nlr = 0.05\nmomentum = 0.0\nnesterov = false\n'
         'weight_decay = 0.0\nschedule = "constant"\nwarmup_steps = 0\n\n'

@@ -12,6 +12,7 @@ from syncline.engine.bucket import Bucket, Slot
 from syncline.engine.optimizer import OptimizerOnStrip, Reach, snapshot
 from syncline.engine.share import Share, make_plan, world_of
 from syncline.engine.state import gather_optimizer_state
+from syncline.engine.strip_state import spread_keys
 from syncline.virtual.clock import Clock
 from worlds import cluster
 
@@ -142,8 +143,9 @@ def play(
         whole = strategy.whole = strategy.start(toy, comm, saved[rank] if saved else Saved())
         strategy.gathered = []
         for bucket in toy.buckets:
-            for slot in bucket.slots if states else ():
-                bucket.optimizer.load_state(slot, states[rank].get(slot.name, {}))
+            if states and states[rank]:
+                spread = spread_keys(states[rank], bucket.slots)
+                bucket.optimizer.load_state(states[rank], spread)
         if whole is not None:
             whole.open()
         clock.sleep(START_S - clock.now_s)

@@ -12,14 +12,13 @@ from typing import NoReturn
 
 import typer
 
-from syncline.cli import key, run, simulate, train
+from syncline.cli import key, run, simulate, train, verify
 from syncline.cli.output import is_debug, report, say
 from syncline.errors import SynclineError
 from syncline.resources import explain
 
 app = typer.Typer(
     name="syncline",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -31,6 +30,7 @@ app.command(
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
 )(run.run)
 app.command("simulate", context_settings={"max_content_width": 100})(simulate.simulate)
+app.command("verify", context_settings={"max_content_width": 100})(verify.verify)
 app.command("key")(key.key)
 
 
@@ -58,6 +58,10 @@ def syncline(
       syncline train examples/digits.toml --ranks 2
 
       syncline run --ranks 2 script.py --lr 0.1
+
+    Then ask whether all numbers of ranks have the same bits:
+
+      syncline verify script.py
 
     [bold]Words[/bold]: a rank is one worker process. A shard is a fixed part of a
     step's batch. Shards, not ranks, fix the arithmetic: with strategy.shards = 8

@@ -15,16 +15,17 @@ import msgspec
 import typer
 from rich.console import Console
 
-from syncline import data, models
+from syncline import data, losses, models
 from syncline.cli import folder as folders
 from syncline.cli.output import debug_option, say
 from syncline.cli.run import check_ranks
-from syncline.cli.worker import load, work
+from syncline.cli.worker import load, try_own, work
 from syncline.config import Job, job_to_toml, read_job
 from syncline.errors import ConfigError
 from syncline.files import check_can_be_written
 from syncline.launch.env import World, read_world
 from syncline.launch.local import BAD_INPUT, STOPPED, launch
+from syncline.own_functions import is_own
 from syncline.report.result import print_result
 from syncline.run_folder import finite, has_checkpoint, read_summary
 from syncline.strategies.registry import STRATEGIES
@@ -95,6 +96,8 @@ def train(
         sys.stdout.write(job_to_toml(job))
         return
     is_rank = _is_rank(world)
+    if not is_rank:
+        try_functions(job)
     folder = folders.choose_folder(job_file, job, out, world.job_id if is_rank else None)
     job = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, out=str(folder)))
     with contextlib.ExitStack() as stack:
@@ -126,12 +129,32 @@ def check_names(job: Job) -> None:
         classes=settings.classes,
         samples=settings.samples,
         seed=job.run.seed,
+        options=settings.options,
     )
+    losses.check(job.model.loss)
+    if is_own(job.model.name):
+        models.check_own(job.model.name, job.model.image_size, job.model.classes)
     # If the job does not give the image size, only the ranks know it and check it. Here the size
     # then only has to be large enough for the deepest model.
     size = job.image_size or 4096
     shape = settings.sample_shape or (3, size, size)
     models.check(job.model.name, shape, job.model.classes or 1, job.model.options)
+
+
+def try_functions(job: Job) -> None:
+    """Try the job's own functions in a process of its own, and end if they do not work.
+
+    Ranks are forks of this process, which must not have started threads: so it never calls, or
+    even imports, what is not ours.
+    """
+    is_usual = job.model.loss == losses.DEFAULT
+    if is_usual and not is_own(job.model.name) and not is_own(job.data.name):
+        return
+    threads, stdout = job.run.threads, sys.stderr.fileno()
+    load(threads)
+    outcome = launch(functools.partial(try_own, job), 1, threads=threads, stdout=stdout)
+    if outcome.exit_code:
+        raise typer.Exit(outcome.exit_code)
 
 
 def _checked_for_resume(job: Job, out: Path | None) -> Path:

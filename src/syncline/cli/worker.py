@@ -20,7 +20,7 @@ from syncline.errors import RankFailed, RunStopped, SynclineError
 from syncline.launch.env import read_world, thread_environment
 from syncline.launch.local import STOPPED
 from syncline.launch.signals import end_promptly, leave
-from syncline.report.progress import progress_for
+from syncline.report.progress import SilentProgress, progress_for
 from syncline.resources import explain
 
 if TYPE_CHECKING:
@@ -36,6 +36,33 @@ def load(threads: int) -> None:
     # A garbage collection in a rank would write to every loaded object, and so copy its page.
     gc.collect()
     gc.freeze()
+
+
+def try_own(job: Job) -> None:
+    """Try the job's own functions, in a process that is thrown away. Returns if they work."""
+    end_promptly()
+    try:
+        from syncline.trial import try_job
+
+        try_job(job)
+    except SynclineError as error:
+        leave(report(error))
+
+
+def verify_rank(job: Job, folder: Path) -> None:
+    """Train as a rank that `syncline verify` started; it ends after the steps that are wanted."""
+    end_promptly()
+    try:
+        from syncline.session import close_session
+        from syncline.train import train
+        from syncline.verify.recording import StepsVerified
+
+        try:
+            train(job, folder, False, SilentProgress())
+        except StepsVerified:
+            close_session()
+    except SynclineError as error:
+        leave(report(error, who=f"rank {read_world().rank}: "))
 
 
 def work(job: Job, folder: Path, *, resume: bool, trace: Path | None = None) -> Summary:

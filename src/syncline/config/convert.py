@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
@@ -87,11 +87,29 @@ def _convert_value(key: str, value: Any, kind: Any) -> Any:
     except msgspec.ValidationError:
         rule = f"this is {describe(inspect.type_info(kind))}"
         raise ConfigError(key, f"got {shown(value)}", rule, _fix(key, value, kind)) from None
-    for number in converted if isinstance(converted, tuple) else [converted]:
-        if isinstance(number, float) and not math.isfinite(number):
+    for number in _numbers_in(converted):
+        if not math.isfinite(number):
             fix = f"Write {example(key, kind)}."
             raise ConfigError(key, f"got {shown(value)}", "numbers here are finite", fix)
-    return converted
+    return _with_tuples(converted)
+
+
+def _numbers_in(value: Any) -> Iterator[float]:
+    """Yield the floats in a value, its lists and its tables."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _numbers_in(one)
+
+
+def _with_tuples(value: Any) -> Any:
+    """Return a value with tuples for lists, at any depth: a job cannot be changed."""
+    if isinstance(value, list | tuple):
+        return tuple(_with_tuples(one) for one in value)
+    if isinstance(value, dict):
+        return {name: _with_tuples(one) for name, one in value.items()}
+    return value
 
 
 def _fix(key: str, value: Any, kind: Any) -> str:

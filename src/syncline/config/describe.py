@@ -68,6 +68,10 @@ def describe(info: inspect.Type) -> str:
             return any_of(literals(info))
         case inspect.TupleType():
             return f"a list of {len(info.item_types)}, each {describe(info.item_types[0])}"
+        case inspect.VarTupleType(item_type=inspect.AnyType()):
+            return "a list"
+        case inspect.DictType(value_type=inspect.AnyType()):
+            return "a table"
         case inspect.VarTupleType():
             size = ", not empty" if info.min_length else ""
             return f"a list{size}, each {describe(info.item_type)}"

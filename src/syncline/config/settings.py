@@ -11,8 +11,8 @@ from syncline.faults import Fault, LinkChange
 from syncline.strategies.registry import STRATEGIES
 from syncline.strategies.settings import OwnSettings
 
-Option = bool | int | float | str | tuple[int, ...]
-"""A value in model.options. Each model checks its own."""
+Option = bool | int | float | str | tuple[Any, ...] | dict[str, Any]
+"""A value in model.options or data.options. Each model and each function checks its own."""
 
 # PyTorch's defaults: a job that does not set them trains as a script that does not.
 BETAS = (0.9, 0.999)
@@ -41,16 +41,24 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ModelSettings(Table, frozen=True, kw_only=True):
-    """Which network. Image size and classes that are None are those of the data."""
+    """Which network, and its loss. Image size and classes that are None are those of the data.
+
+    `name` and `loss` may be those of functions of the user's own: "package.module:function". The
+    network's is called with `options`, the loss with the network's output and the targets.
+    """
 
     name: Annotated[str, Meta(min_length=1, examples=["cnn"])]
     image_size: Annotated[int, Meta(ge=1, examples=[32])] | None = None
     classes: Annotated[int, Meta(ge=1, examples=[10])] | None = None
     options: dict[str, Option] = {}
+    loss: Annotated[str, Meta(min_length=1, examples=["cross_entropy"])] = "cross_entropy"
 
 
 class DataSettings(Table, frozen=True, kw_only=True):
-    """Which samples, and how many a step takes over all shards together (`batch`)."""
+    """Which samples, and how many a step takes over all shards together (`batch`).
+
+    `name` may be that of a function of the user's own, which is called with `options`.
+    """
 
     name: Annotated[str, Meta(min_length=1, examples=["digits"])]
     batch: Annotated[int, Meta(ge=1, le=MAX_BATCH, examples=[64])]
@@ -64,6 +72,7 @@ class DataSettings(Table, frozen=True, kw_only=True):
     ) = None
     classes: Annotated[int, Meta(ge=1, examples=[10])] | None = None
     samples: Annotated[int, Meta(ge=1, examples=[1024])] | None = None
+    options: dict[str, Option] = {}
 
 
 class OptimizerSettings(Table, frozen=True, kw_only=True):

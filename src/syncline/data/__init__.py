@@ -1,4 +1,4 @@
-"""Data sets by name: numpy arrays by row number, without torch.
+"""Data sets by name: numpy arrays by row number, without torch; and users' own, by a function.
 
 `check` makes the cheap checks before a job is launched, `load` returns the samples. A setting
 without effect on the chosen data set is refused, not ignored; except `seed`, which every job has.
@@ -7,13 +7,14 @@ without effect on the chosen data set is refused, not ignored; except `seed`, wh
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from syncline.data import digits, fashion_mnist, folder, synthetic
 from syncline.data.base import DataSet, Split
 from syncline.errors import ConfigError
+from syncline.own_functions import check_name, is_own
 
 __all__ = ["DATA", "DataSet", "Source", "Split", "check", "load", "names"]
 
@@ -51,13 +52,20 @@ def load(
     classes: int | None = None,
     samples: int | None = None,
     seed: int = 0,
+    options: Mapping[str, Any] | None = None,
 ) -> DataSet:
     """Load a data set; what is None takes the data set's default.
+
+    `name` may be that of a user's own function, which is called with `options`.
 
     Raises ConfigError for an unknown name, a setting that is wrong or has no effect here, and
     files that are missing or damaged.
     """
-    given = _given(name, seed, path, image_size, sample_shape, classes, samples)
+    given = _given(name, seed, path, image_size, sample_shape, classes, samples, options)
+    if is_own(name):
+        from syncline.data import own
+
+        return own.load(name, dict(options or {}))
     return DATA[name].load(**given)
 
 
@@ -70,10 +78,12 @@ def check(
     classes: int | None = None,
     samples: int | None = None,
     seed: int = 0,
+    options: Mapping[str, Any] | None = None,
 ) -> None:
     """Raise the ConfigError that `load` would raise, if it can be found without reading samples."""
-    given = _given(name, seed, path, image_size, sample_shape, classes, samples)
-    DATA[name].check(**given)
+    given = _given(name, seed, path, image_size, sample_shape, classes, samples, options)
+    if not is_own(name):
+        DATA[name].check(**given)
 
 
 def _given(
@@ -84,13 +94,21 @@ def _given(
     sample_shape: tuple[int, ...] | None,
     classes: int | None,
     samples: int | None,
+    options: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Return the settings to pass on, after the checks that need no files."""
-    if name not in DATA:
+    if is_own(name):
+        check_name("data.name", name)
+        allowed: tuple[str, ...] = ()
+    elif name not in DATA:
         near = difflib.get_close_matches(name, names(), n=1)
         fix = f"Did you mean {near[0]}?" if near else f"Choose from {', '.join(names())}."
         raise ConfigError("data.name", f"got {name!r}", "there is no such data set", fix)
-    allowed = DATA[name].settings
+    else:
+        allowed = DATA[name].settings
+        for option, value in (options or {}).items():
+            rule = f"options are for data of your own, and {name} has none"
+            raise ConfigError(f"data.options.{option}", f"got {value!r}", rule, "Remove it.")
     counts = {"image_size": image_size, "classes": classes, "samples": samples}
     others = {"path": path, "sample_shape": sample_shape}
     given = {key: value for key, value in (counts | others).items() if value is not None}
@@ -98,12 +116,8 @@ def _given(
         found = f"got {value!r}"
         if key not in allowed:
             used = ", ".join(f"data.{other}" for other in allowed if other != "seed")
-            raise ConfigError(
-                f"data.{key}",
-                found,
-                f"it has no effect on {name}",
-                f"Remove it; {name} takes {used}.",
-            )
+            fix = f"Remove it; {name} takes {used or 'data.options'}."
+            raise ConfigError(f"data.{key}", found, f"it has no effect on {name}", fix)
         if key in counts and not _is_count(value):
             rule = "it is a whole number of at least 1"
             raise ConfigError(f"data.{key}", found, rule, "Use 1 or more, or leave it out.")

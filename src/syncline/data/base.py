@@ -1,16 +1,19 @@
 """What every data set is: two splits whose rows are read by number.
 
 A row depends on its number alone, never on the rest of the batch or on the rank that reads it: so
-any number of ranks can train on the same samples. Nothing in this folder imports torch.
+any number of ranks can train on the same samples. Only `own.py` of this folder imports torch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
 
 Samples = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
@@ -22,23 +25,29 @@ class Split(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batch(self, indices: Indices) -> tuple[Samples, Labels]:
+    def batch(self, indices: Indices) -> tuple[Samples, Labels] | tuple[torch.Tensor, torch.Tensor]:
         """Return the samples and labels of these rows, as new C-contiguous arrays.
 
-        Raises IndexError for a row that does not exist; negative numbers do not count from the end.
+        A user's own data gives tensors. Raises IndexError for a row that does not exist; negative
+        numbers do not count from the end.
         """
         ...
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Samples to train on, samples to test on if there are any, and their shape and classes."""
+    """Samples to train on, samples to test on if there are any, and their shape and classes.
+
+    `classes` is None for a user's own data: its targets need not be classes.
+    """
 
     name: str
     train: Split
     test: Split | None
     sample_shape: tuple[int, ...]
-    classes: int
+    classes: int | None
+    sample_dtype: str = "float32"
+    is_own: bool = False
 
 
 class GreyImages:

@@ -56,6 +56,16 @@ def held_of(
             yield piece.start, piece.stop, found
 
 
+def spread_keys(whole: Mapping[str, dict[str, Any]], slots: Sequence[Slot]) -> frozenset[str]:
+    """Return the keys of values that are shaped like their parameters."""
+    return frozenset(
+        key
+        for slot in slots
+        for key, value in whole.get(slot.name, {}).items()
+        if isinstance(value, torch.Tensor) and value.dim() and value.shape == slot.parameter.shape
+    )
+
+
 def can_share_runs(
     runs: Sequence[Run], whole: Mapping[str, dict[str, Any]], spread: Set[str]
 ) -> bool:

@@ -116,7 +116,7 @@ def _wrap_schedulers(kind: Any) -> None:
     if kind is LRScheduler:
         if hasattr(LRScheduler.step, "_asks_syncline"):
             return
-        LRScheduler.__init_subclass__ = classmethod(_wrap_new_class)  # type: ignore[assignment]
+        LRScheduler.__init_subclass__ = classmethod(_wrap_new_class)  # type: ignore[assignment, arg-type]
     if "step" in vars(kind):
         _wrap_scheduler_step(kind)
     for below in kind.__subclasses__():

@@ -9,8 +9,11 @@ of a launcher that do not say which rank this is: no rank trains alone by mistak
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from syncline.errors import ConfigError
 from syncline.launch.mpi import check_agreement, from_mpi
@@ -115,6 +118,26 @@ def rank_environment(
         "SYNCLINE_KEY": key,
         "SYNCLINE_JOB": job,
     }
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `syncline verify` wants of a rank: where to record, how many steps, which overlap."""
+
+    folder: str
+    steps: int
+    overlap: bool
+
+
+def read_verification(environ: Mapping[str, str] | None = None) -> Verification | None:
+    """Return what `syncline verify` wants of this rank; None if it did not start it."""
+    text = (os.environ if environ is None else environ).get("SYNCLINE_VERIFY")
+    return None if text is None else Verification(**json.loads(text))
+
+
+def verification_environment(wanted: Verification) -> dict[str, str]:
+    """Return the variable that tells a rank what `syncline verify` wants."""
+    return {"SYNCLINE_VERIFY": json.dumps(dataclasses.asdict(wanted))}
 
 
 def thread_environment(threads: int) -> dict[str, str]:

@@ -30,8 +30,11 @@ def derive(
     flops_per_s: float,
     input_s: float = 0.0,
     name: str = "",
+    dtype: torch.dtype = torch.float32,
 ) -> Workload:
     """Return a model's workload; `batch` is the number of samples of one forward: a shard.
+
+    `dtype` is the type of a sample: integers, for example, for the words of a text.
 
     A layer is a module that owns parameters directly. An operation counts for the newest layer: the
     one whose first use was last. So operations without parameters count for the layer before them,
@@ -43,7 +46,7 @@ def derive(
     is not touched: a copy on the meta device runs.
     """
     counted = _Count(_copy_to_meta(model))
-    counted.run(tuple(sample_shape), batch)
+    counted.run(tuple(sample_shape), batch, dtype)
     layers = [
         Layer(layer, size_bytes, forward / flops_per_s, backward / flops_per_s)
         for layer, size_bytes, forward, backward in counted.layers()
@@ -115,11 +118,11 @@ class _Count:
             size, bytes_ = parameter.numel(), parameter.element_size()
             yield Size(name, number, size, bytes_, dtype, number in self._has_gradient)
 
-    def run(self, sample_shape: tuple[int, ...], batch: int) -> None:
+    def run(self, sample_shape: tuple[int, ...], batch: int, dtype: torch.dtype) -> None:
         first_use = FirstUse([*self._trained.values()])
         first_use.watch(self._model)
         self._order = first_use.order
-        sample = torch.empty((batch, *sample_shape), device="meta")
+        sample = torch.empty((batch, *sample_shape), dtype=dtype, device="meta")
         for name, module in self._owners:
             module.register_forward_pre_hook(self._make_pre_hook(name, module))
         # The order matters: the second mode sees an operation first, then the counter counts it.

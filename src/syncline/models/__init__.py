@@ -1,4 +1,4 @@
-"""Networks by name: those of the papers, and two small ones for quick work.
+"""Networks by name: those of the papers, two small ones for quick work, and users' own.
 
 Importing this package does not import torch: the command line checks names, options and image
 sizes first (`check`); only `build` loads torch. A network is a plain `nn.Module` whose layers are
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from syncline.errors import ConfigError
+from syncline.own_functions import call, check_name, is_own
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +81,13 @@ def names() -> list[str]:
 def check(
     name: str, sample_shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
 ) -> None:
-    """Raise the ConfigError that `build` would raise. Needs no torch."""
+    """Raise the ConfigError that `build` would raise. Needs no torch.
+
+    Of a user's own network nothing is known here but its name.
+    """
+    if is_own(name):
+        check_name("model.name", name)
+        return
     if name not in MODELS:
         fix = _nearest(name, MODELS)
         raise ConfigError("model.name", f"got {name!r}", "there is no such model", fix)
@@ -120,6 +127,32 @@ def check(
         )
 
 
+def check_own(name: str, image_size: int | None, classes: int | None) -> None:
+    """Raise ConfigError if this cannot be a user's own network with these settings."""
+    check_name("model.name", name)
+    for key, value in (("image_size", image_size), ("classes", classes)):
+        if value is not None:
+            instead = "data.image_size or model.options" if key == "image_size" else "model.options"
+            rule = "it has no effect on a network of your own"
+            raise ConfigError(f"model.{key}", f"got {value}", rule, f"Use {instead}.")
+
+
+def build_own(name: str, options: Mapping[str, Any]) -> torch.nn.Module:
+    """Return the network that a user's own function makes, called with these options."""
+    import torch
+
+    made = call("model", name, options, "an nn.Module")
+    if not isinstance(made, torch.nn.Module):
+        kind = f"the class {made.__name__}" if isinstance(made, type) else type(made).__name__
+        rule, fix = "it must return an nn.Module", "Return the network itself."
+        raise ConfigError("model.name", f"{name} returned {kind}", rule, fix)
+    if not any(parameter.requires_grad for parameter in made.parameters()):
+        rule = "training changes parameters that require gradients"
+        fix = "Make layers in the network's __init__, and freeze only some of them."
+        raise ConfigError("model.name", f"{name} returned a network without any", rule, fix)
+    return made
+
+
 def build(
     name: str, sample_shape: tuple[int, ...], classes: int, **options: Any
 ) -> torch.nn.Module:
@@ -127,6 +160,7 @@ def build(
 
     Raises ConfigError for an unknown name or option and for images that are too small.
     """
+    assert not is_own(name), name
     check(name, sample_shape, classes, options)
     module, function = MODELS[name].split(":")
     model: torch.nn.Module = getattr(importlib.import_module(module), function)(

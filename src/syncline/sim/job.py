@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import torch
 from torch import nn
 
 from syncline.cluster import Cluster, conditions_of
@@ -43,6 +44,7 @@ def simulate_job(
         cluster.flops_per_s,
         job.cluster.input_s,
         job.model.name,
+        getattr(torch, learning.data.sample_dtype),
     )
     return simulate(
         workload,

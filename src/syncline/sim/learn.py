@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from syncline import checkpoint
 from syncline.comm.base import Communicator, Partials
@@ -25,9 +24,9 @@ from syncline.engine.flags import encode
 from syncline.engine.optimizer import OptimizerOnStrip, Reach, param_group_numbers, snapshot
 from syncline.engine.told_settings import flatten, told_to_servers
 from syncline.engine.trial import find_reach
-from syncline.evaluation import evaluate as evaluate_parts
-from syncline.loader import reseed
-from syncline.recipe import Order, batch_of, build_model, build_optimizer, learning_rate, load_data
+from syncline.evaluation import evaluate_alone
+from syncline.losses import loss_of
+from syncline.recipe import Order, build_model, build_optimizer, learning_rate, load_data
 from syncline.sim.rank import VirtualRank
 
 
@@ -43,6 +42,7 @@ class Learning:
         self.shards = job.strategy.shards
         self.order = Order(job, self.data)
         self.model = build_model(job, self.data)
+        self.loss = loss_of(job.model.loss)
         self.model.train()
         self.optimizer = build_optimizer(job.optimizer, self.model)
         self.reach = find_reach(self.optimizer)
@@ -85,9 +85,7 @@ class Learning:
         """Return test loss and accuracy of the model as it is now, summed as in a real run."""
         if self.data.test is None:
             return None, None
-        results = evaluate_parts(self.model, self.data.test, None)
-        loss, correct = torch.from_numpy(results).sum(dim=0).tolist()
-        return loss / len(self.data.test), correct / len(self.data.test)
+        return evaluate_alone(self.model, self.data.test, self.loss)
 
 
 class RankLearner:
@@ -155,11 +153,9 @@ class RankLearner:
         if shard != self._share.mine[0]:
             with torch.no_grad():
                 self._buffers.begin_shard()
-        split = learning.data.train
-        images, labels = batch_of(split, learning.order.indices(step, shard))
-        reseed(learning.job.run.seed, step, shard)
+        images, labels = learning.order.batch_of_shard(learning.data, step, shard)
         started = time.perf_counter()
-        loss = functional.cross_entropy(model(images), labels)
+        loss = learning.loss(model(images), labels)
         loss.backward()
         learning.autograd_s += time.perf_counter() - started
         part = self._share.step

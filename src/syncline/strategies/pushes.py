@@ -13,6 +13,7 @@ from syncline.comm.window import Pending
 from syncline.contract import Saved, UpdateSettings
 from syncline.engine.bucket import Bucket, view_of
 from syncline.engine.state import gather_optimizer_state
+from syncline.engine.strip_state import spread_keys
 from syncline.strategies.replicas import OwnReplicas, begins_early, own_first
 from syncline.strategies.strip import Strip
 from syncline.strategies.terms import Terms
@@ -155,6 +156,7 @@ class Pushes:
         self._without = {
             slot.number for slot in self._bucket.slots if f"unpushed/{slot.name}" not in state
         }
+        whole: dict[str, dict[str, Any]] = {}
         for slot in self._bucket.slots:
             for kind, memory in (("unpushed", self._sum), ("answer", self._inbox)):
                 if f"{kind}/{slot.name}" in state:
@@ -162,7 +164,9 @@ class Pushes:
             own: dict[str, Any] = dict(_named(state, "own", slot.name))
             own |= {key: value.item() for key, value in _named(state, "number", slot.name)}
             if own:
-                self._local.load_state(slot, own)
+                whole[slot.name] = own
+        if whole:
+            self._local.load_state(whole, spread_keys(whole, self._bucket.slots))
         self._has_answer = self._is_early and any(f"answer/{name}" in state for name in names)
 
 

@@ -1,0 +1,1 @@
+"""`syncline verify`: what ranks record in every step, and how the recordings of runs compare."""
