@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # what type checkers and editors see: the same names as in _HOMES below
     from syncline.api import (
         clip_grad_norm_,
+        clip_grad_value_,
         discard_gradients,
         distribute,
         init,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # what type checkers and editors see: the same names as in _H
         rank,
         shard,
         shards,
+        step_ended,
         world_size,
     )
     from syncline.config import Job, read_job
@@ -60,6 +62,7 @@ __all__ = [
     "SynclineError",
     "__version__",
     "clip_grad_norm_",
+    "clip_grad_value_",
     "discard_gradients",
     "distribute",
     "init",
@@ -70,6 +73,7 @@ __all__ = [
     "seed_for",
     "shard",
     "shards",
+    "step_ended",
     "world_size",
 ]
 

@@ -10,7 +10,7 @@ import torch
 
 from syncline.comm.base import Communicator, Partials, small_sum
 
-_NUM_EXTRA = 4
+_NUM_EXTRA = 5
 """How many numbers lie between those of the parameters and the losses: see `encode`."""
 
 
