@@ -138,6 +138,7 @@ def test_a_cast_before_the_first_step_gives_the_same_bits_on_two_ranks(overlap):
                 x = torch.randn(6, 2, 8, 8, generator=seed, dtype=torch.float64)
                 model(x).square().mean().backward()
             optimizer.step()
+            optimizer.zero_grad()
         state = model.state_dict()
         assert state["norm.running_var"].dtype is torch.float64
         return digest_of(state)
@@ -257,6 +258,7 @@ def test_a_buffer_that_forward_replaces_takes_shard_0_s_values():
                 replica.begin_shard(shard)
                 model(torch.full((2, 4), float(shard + 1))).sum().backward()
             optimizer.step()
+            optimizer.zero_grad()
         return model.state_dict()["seen"].tolist()
 
     for ranks in (1, 2):
@@ -278,6 +280,7 @@ def test_buffers_that_are_not_contiguous_are_exchanged():
                 seed = torch.Generator().manual_seed(10 * step + shard)
                 model(torch.randn(5, 8, generator=seed)).square().mean().backward()
             optimizer.step()
+            optimizer.zero_grad()
         return digest_of(model.state_dict())
 
     (expected,) = run_ranks(1, work)
@@ -392,3 +395,4 @@ def test_as_many_other_parameters_in_the_optimizer_are_noticed():
     optimizer.param_groups[0]["params"][0] = nn.Parameter(torch.zeros(2))
     with pytest.raises(UsageError, match="new parameters"):
         optimizer.step()
+        optimizer.zero_grad()

@@ -48,6 +48,7 @@ def train(comm="auto", steps=8, change=scale, **settings):
             replica.begin_shard(shard)
             model(batch(step, shard)).square().mean().backward()
         optimizer.step()
+        optimizer.zero_grad()
         change(model)
     return digest_of(model.state_dict())
 
@@ -118,6 +119,7 @@ def test_no_other_rank_can_see_memory_that_the_user_may_change(overlap):
         replica = syncline.distribute(model, optimizer, private_parameters=True, overlap=overlap)
         model(batch(0, rank)).square().mean().backward()
         optimizer.step()
+        optimizer.zero_grad()
         replica.synchronize()
         if rank == 0:
             with torch.no_grad():
@@ -175,6 +177,7 @@ def test_a_rank_s_own_replica_takes_changes_and_gathers_them(strategy):
         for step in range(3):
             model(batch(step, 0)).square().mean().backward()
             optimizer.step()
+            optimizer.zero_grad()
             scale(model)
         before = digest_of(model.state_dict())
         with replica.whole():
@@ -202,8 +205,10 @@ def test_servers_hold_the_parameters_so_changes_of_a_copy_are_refused():
             if step:
                 with pytest.raises(UsageError, match="before the first step"):
                     optimizer.step()
+                    optimizer.zero_grad()
                 return
             optimizer.step()
+            optimizer.zero_grad()
             scale(model)
 
     run_ranks(1, work)
