@@ -123,7 +123,7 @@ def distribute(
         )
     replica.state.open(session.world.address if session.comm.num_machines > 1 else None)
     replica.warn_of_own()
-    watch(replica.loop, model, optimizer)
+    watch(replica.loop, optimizer)
     session.replicas.append(replica)
     record_if_verifying(replica)
     return replica

@@ -92,9 +92,7 @@ class Noisy(torch.optim.SGD):
 class OwnNoise(torch.optim.SGD):
     """Draws from a generator of its own."""
 
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
 
     @torch.no_grad()
     def step(self, closure=None):
