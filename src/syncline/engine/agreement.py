@@ -57,10 +57,8 @@ class Agreement:
         self._before_load: Digests = {}
         self._loaded: Digests = {}
         """Parameters that need no gradient and that were loaded since the last step."""
-        self.has_changed = False
-        """Whether this rank's parameters were changed outside the optimizer since the last step."""
-        self._has_told = False
-        """Whether it told the others so in the step that is under way."""
+        self.has_told = False
+        """Whether this rank told the others that its parameters were changed before this step."""
 
     @property
     def is_due(self) -> bool:
@@ -72,11 +70,6 @@ class Agreement:
         self._step = number
         if self._check_every and number and number % self._check_every == 0:
             self._taken = self._digests()
-
-    def tell(self) -> bool:
-        """Return whether to tell the others that this rank has changed parameters."""
-        self._has_told = self.has_changed
-        return self._has_told
 
     def before_load(self, module: nn.Module) -> None:
         """Note a module's own parameters that need no gradient, which no bucket holds."""
@@ -135,7 +128,7 @@ class Agreement:
         for comm, mine in by_comm.items():
             if comm.size > 1:
                 with comm.traffic.apart():
-                    _compare(comm, _Told(mine, self._has_told), self._advice())
+                    _compare(comm, _Told(mine, self.has_told), self._advice())
 
     def _advice(self) -> str:
         return (

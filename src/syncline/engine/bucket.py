@@ -27,6 +27,9 @@ from syncline.engine.layout import BLOCK_ELEMENTS, Layout, Place
 from syncline.engine.share import Part
 from syncline.sizes import Size
 
+Address = tuple[int, tuple[int, ...]]
+"""Where a parameter lies: its address and its strides."""
+
 
 @dataclass(eq=False)
 class Slot:
@@ -47,7 +50,7 @@ class Slot:
     is_taken: bool = False
     has_gradient: bool = False
     """Whether any shard of this step delivered a gradient."""
-    place: tuple[int, tuple[int, ...]] | None = None
+    place: Address | None = None
     """Address and strides that the engine gave the parameter; None until buckets are built."""
     is_zero: bool = False
     """Whether plain PyTorch would hold zeros in `.grad`, after `zero_grad(set_to_none=False)`."""

@@ -218,7 +218,7 @@ class Buffers:
     @property
     def has_changed_others(self) -> bool:
         """Say whether forward wrote buffers that are not statistics."""
-        return _have_changed(self.others, self._seen)
+        return bool(self._seen) and _have_changed(self.others, self._seen)
 
     @property
     def has_changed(self) -> bool:
@@ -248,9 +248,10 @@ class Buffers:
         self._aside = None
         if self._norms:
             self._start.copy_(self._current)
-        self._start_small = [_kept(buffer) for buffer in self._small]
-        self._seen = _seen(self.others)
-        self._seen_norms = _seen([home.value() for home in self._norms])
+            self._seen_norms = _seen([home.value() for home in self._norms])
+        if self._counter_homes or self._other_homes:
+            self._start_small = [_kept(buffer) for buffer in self._small]
+            self._seen = _seen(self.others)
 
     def begin_step_of(self, module: nn.Module) -> None:
         """Keep a module's own buffers, which were loaded: every shard starts from them."""
@@ -272,6 +273,7 @@ class Buffers:
         for home, start in zip(self._small_homes, self._start_small, strict=True):
             home.set(start)
 
+<<<<<<< ours
     def keep(self) -> Kept:
         """Return a copy of the buffers as they are now."""
         statistics = self._current.clone() if self._norms else None
@@ -291,6 +293,12 @@ class Buffers:
         if shard == 0:
             others = self.others if kept is None else kept.small[len(self._counters) :]
             self._after_shard_0 = [_kept(buffer) for buffer in others]
+=======
+    def end_shard(self, shard: int, plan: LeafPlan) -> None:
+        """Add the shard's statistics to the rank's partial sums."""
+        if shard == 0 and self._other_homes:
+            self._after_shard_0 = [_kept(buffer) for buffer in self.others]
+>>>>>>> theirs
         if self.statistics is None:
             return
         sums = [memory.mine for memory in self.statistics.sums]

@@ -7,16 +7,27 @@ which the model no longer reads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
+from operator import attrgetter, itemgetter
+from typing import Any
+
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from syncline.engine.agreement import Agreement
-from syncline.engine.bucket import Slot
+from syncline.engine.bucket import Address, Slot
 from syncline.engine.buffers import Buffers
-from syncline.engine.parameters import version_of
 from syncline.engine.refusals import Found
 from syncline.errors import UsageError
+
+_tensor: Any = torch.Tensor
+_version: Any = _tensor._version.__get__
+_address: Any = torch.Tensor.data_ptr
+_strides: Any = torch.Tensor.stride
+_place: Any = attrgetter("place")
+_params: Any = itemgetter("params")
 
 _ANEW = (
     "Do it before distribute(); or call replica.detach() on every rank, do it, and call "
@@ -52,38 +63,45 @@ class ChangesOutside:
         self._known = list(model.parameters())
         """All parameters at distribute(), kept alive so that no other can get an id of theirs."""
         self._note_structure()
+        self.has_changed = False
+        """Whether parameters were loaded or changed in place since the last step."""
         self._versions: list[int] = []
         self.note()
 
-    @property
-    def has_changed(self) -> bool:
-        """Whether parameters were loaded or changed in place since the last step."""
-        return self._agreement.has_changed
-
-    def tell(self) -> bool:
-        """Return whether to tell the other ranks of such a change in the step's flags."""
-        return self._agreement.tell()
-
     def note(self) -> None:
         """Accept the parameters as they are now."""
-        self._versions = [version_of(parameter) for parameter in self._parameters]
+        with torch._C.DisableTorchFunctionSubclass():
+            self._versions = list(map(_version, self._parameters))
 
     def note_load(self) -> None:
         """Accept parameters that were loaded; ranks compare them in the next step."""
         self.note()
-        self._agreement.has_changed = True
+        self.has_changed = True
 
     def raise_versions(self) -> None:
         """Raise autograd's version counters after a step: the lane and other ranks do not."""
         torch.autograd.graph.increment_version(self._parameters)
         self._versions = [version + 1 for version in self._versions]
-        self._agreement.has_changed = False
+        self.has_changed = False
+
+    # Every step calls this: each list is made by one call of `map`, without a step in Python for
+    # each parameter.
 
     def check(self) -> None:
         """Raise if something has changed since the last step that cannot be right."""
-        self._check_places()
-        self.check_values()
-        if any(parameter.requires_grad for parameter in self._frozen):
+        parameters, slots = self._parameters, self._slots
+        with torch._C.DisableTorchFunctionSubclass():
+            # Until buckets are built parameters have no place: buckets take them as they find them.
+            if slots[0].place is not None:
+                found = list(zip(map(_address, parameters), map(_strides, parameters), strict=True))
+                if found != list(map(_place, slots)):
+                    raise self._refuse_move(found)
+                if self._buffers.statistics is not None:
+                    self._check_statistics()
+            if list(map(_version, parameters)) != self._versions:
+                self.check_values()
+        self._agreement.has_told = self.has_changed
+        if self._frozen and any(parameter.requires_grad for parameter in self._frozen):
             raise UsageError(
                 "a parameter that was frozen at distribute() now needs a gradient, and would be "
                 f"updated on each rank alone. {_ANEW}"
@@ -98,13 +116,15 @@ class ChangesOutside:
 
     def check_values(self) -> None:
         """Raise if parameters were changed in place that other ranks read."""
-        versions = [version_of(parameter) for parameter in self._parameters]
-        if versions != self._versions:
-            if not self.may_change_parameters:
-                pairs = zip(self._slots, versions, self._versions, strict=True)
-                raise self._refuse_change(next(slot for slot, now, was in pairs if now != was))
-            self._versions = versions
-            self._agreement.has_changed = True
+        before = self._versions
+        self.note()
+        if self._versions == before:
+            return
+        if not self.may_change_parameters:
+            triples = zip(self._slots, self._versions, before, strict=True)
+            self._versions = before
+            raise self._refuse_change(next(slot for slot, now, was in triples if now != was))
+        self.has_changed = True
 
     def _refuse_change(self, slot: Slot) -> UsageError:
         way = "load them with load_state_dict(), or use distribute(..., private_parameters=True)."
@@ -116,16 +136,24 @@ class ChangesOutside:
             f"Change parameters before distribute(), {way}"
         )
 
-    # Type, memory format, storage.
-
-    def _check_places(self) -> None:
-        if self._slots[0].place is None:
-            return  # buckets are not built: they take parameters as they find them
+    def _refuse_move(self, found: Sequence[Address]) -> UsageError:
+        pairs = zip(self._slots, found, strict=True)
+        slot, place = next((slot, place) for slot, place in pairs if slot.place != place)
+        assert slot.bucket is not None
+        assert slot.place is not None
         with torch._C.DisableTorchFunctionSubclass():
-            found = [(p.data_ptr(), p.stride()) for p in self._parameters]
-        if found != [slot.place for slot in self._slots]:
-            pairs = zip(self._slots, found, strict=True)
-            raise self._refuse_move(next(slot for slot, place in pairs if place != slot.place))
+            dtype = slot.parameter.dtype
+        what = "got other memory (its .data was set)"
+        if dtype != slot.bucket.dtype:
+            what = f"was cast from {slot.bucket.dtype} to {dtype}"
+        elif place[1] != slot.place[1]:
+            what = f"got another memory format (strides {place[1]}, before {slot.place[1]})"
+        return UsageError(
+            f"parameter {slot.name} {what} after the first step, but updates go to the memory that "
+            f"it had. {_ANEW}"
+        )
+
+    def _check_statistics(self) -> None:
         name = self._buffers.moved()
         if name is not None:
             raise UsageError(
@@ -133,32 +161,19 @@ class ChangesOutside:
                 f"put in its place), but ranks average it where it was. {_ANEW}"
             )
 
-    def _refuse_move(self, slot: Slot) -> UsageError:
-        assert slot.bucket is not None
-        assert slot.place is not None
-        with torch._C.DisableTorchFunctionSubclass():
-            dtype, strides = slot.parameter.dtype, slot.parameter.stride()
-        what = "got other memory (its .data was set)"
-        if dtype != slot.bucket.dtype:
-            what = f"was cast from {slot.bucket.dtype} to {dtype}"
-        elif strides != slot.place[1]:
-            what = f"got another memory format (strides {strides}, before {slot.place[1]})"
-        return UsageError(
-            f"parameter {slot.name} {what} after the first step, but updates go to the memory that "
-            f"it had. {_ANEW}"
-        )
-
     # Which parameters there are.
 
     def _find_held(self) -> list[int]:
-        return [id(p) for group in self._optimizer.param_groups for p in group["params"]]
+        return list(map(id, chain.from_iterable(map(_params, self._optimizer.param_groups))))
 
     def _find_structure(self) -> list[int]:
-        return [id(one) for holder in self._holders for one in holder.values()]
+        return list(map(id, chain.from_iterable(map(dict.values, self._holders))))
 
     def _note_structure(self) -> None:
         modules = list(self._model.modules())
-        holders = [holder for one in modules for holder in (one._parameters, one._modules)]
+        holders: list[dict[str, Any]] = [
+            holder for one in modules for holder in (one._parameters, one._modules)
+        ]
         self._holders = [holder for holder in holders if holder]
         self._structure = self._find_structure()
         self._kept = modules  # alive, so that no other module can get an id of theirs

@@ -211,7 +211,7 @@ class ComputeLane:
             has_gradient,
             has_changed_buffers=self._buffers.has_changed_others,
             is_early_invalid=self._early.invalid_because is not None,
-            has_changed_parameters=self._outside.tell(),
+            has_changed_parameters=self._outside.has_changed,
             step_s=self._early.step_s(),
             losses=self.gradients.losses,
             alike=self.alike.take(),
