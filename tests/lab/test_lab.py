@@ -241,6 +241,24 @@ def srun(lab, job, folder, machines, ranks, *more):
     return started
 
 
+def unplaced(names, lab, job, folder, machines, ranks, *more):
+    """Start `syncline train` by an engine that does not say which ranks share a machine.
+
+    Ranks go round the machines: 0 and 2 are on the first of two.
+    """
+    common = {"MASTER_ADDR": lab.address(0), "MASTER_PORT": "23456"}
+    common |= {names[1]: str(machines * ranks)}
+    return [
+        Started(
+            *("train", str(job), "--out", str(folder), "--json", *more),
+            env=os.environ | KEY | common | {names[0]: str(rank)},
+            traced=False,
+            first=functools.partial(enter, lab.namespace(rank % machines)),
+        )
+        for rank in range(machines * ranks)
+    ]
+
+
 def enter(namespace):
     """Move this process to a machine of the lab."""
     with open(f"/run/netns/{namespace}") as file:
@@ -266,6 +284,20 @@ def test_torchrun_on_two_machines_gives_the_hash_of_one_rank(tmp_path):
         spread = train(torchrun, lab, job, tmp_path / "run", 2, 2)
     assert spread["weights_sha256"] == alone["weights_sha256"]
     assert "tcp" in spread["communicator"]
+
+
+@needs_lab
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")])
+def test_machines_that_nobody_names_are_found(names, tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text(JOB)
+    alone = train_forked(job, tmp_path / "alone")
+    with Lab(2, "1gbit") as lab:
+        start = functools.partial(unplaced, names)
+        spread = train(start, lab, job, tmp_path / "run", 2, 2)
+    assert spread["weights_sha256"] == alone["weights_sha256"]
+    assert spread["communicator"] == "shared memory inside machines, network (tcp) across"
 
 
 @needs_lab
