@@ -342,7 +342,6 @@ def _(trial: Trial) -> str:
 
 @case("a learning rate with which the loss is not finite")
 def _(trial: Trial) -> str:
-    trial.finished_run()
     sets = ("optimizer.schedule=step", "optimizer.decay_steps=4", "optimizer.decay_factor=1e36")
     return trial.train(*sets, "run.steps=1000", "run.checkpoint_every=4", more=("--out", "nan"))
 

@@ -181,8 +181,8 @@ def test_a_run_does_not_go_back(tmp_path):
     assert status == 2
     (line,) = said(err)
     assert line == (
-        "syncline: rank 0: run.steps: got 3, 3 steps, to go on with a run that has taken 4, but"
-        " steps are not taken back. Use 4 steps or more, or start a new run in another folder."
+        "syncline: rank 0: run.steps: got 3 to go on with a run that has taken 4 steps, but steps"
+        " are not taken back. Use 4 steps or more, or start a new run in another folder."
     )
     job = tmp_path / "run" / "job.toml"
     before.pop(job)

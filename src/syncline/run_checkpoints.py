@@ -226,10 +226,11 @@ def _exchange(mine: bytes, comm: Communicator, lane: Lane) -> dict[int, bytes]:
 
 
 def _too_short(step: int, total: int, job: Job) -> ConfigError:
-    key, value = ("run.steps", job.run.steps) if job.run.steps else ("run.epochs", job.run.epochs)
+    is_in_steps = job.run.steps is not None
+    got = f"{total}" if is_in_steps else f"{job.run.epochs} ({total} steps)"
     return ConfigError(
-        key,
-        f"got {value}, {total} steps, to go on with a run that has taken {step}",
+        "run.steps" if is_in_steps else "run.epochs",
+        f"got {got} to go on with a run that has taken {step} steps",
         "steps are not taken back",
         f"Use {step} steps or more, or start a new run in another folder.",
     )

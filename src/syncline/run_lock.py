@@ -13,6 +13,7 @@ import fcntl
 import logging
 import os
 import platform
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from syncline.resources import reason
 log = logging.getLogger("syncline")
 
 LOCK = ".lock"
+_PATIENCE_S = 2.0
+"""How long a held lock is tried for: the ranks of a launcher that was killed end a moment later."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -47,6 +50,7 @@ def locked(folder: Path, key: str) -> Iterator[None]:
 
 def _open_locked(path: Path, key: str) -> int:
     """Return the lock's file, open and locked."""
+    deadline = time.monotonic() + _PATIENCE_S
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -54,6 +58,9 @@ def _open_locked(path: Path, key: str) -> int:
         except BlockingIOError:
             holder = os.read(file, 200).decode("utf-8", "replace").strip()
             os.close(file)
+            if time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
             raise ConfigError(
                 key,
                 f"{printable(path.parent)} is in use by {printable(holder) or 'another run'}",

@@ -93,10 +93,14 @@ def _run() -> int:
     except Exception as error:
         why = explain(error)
         if why is not None:
-            # The machine refuses something: space for what is printed, descriptors, processes.
+            # The machine refuses something: descriptors, memory, space for what is printed.
             if is_debug():
                 traceback.print_exc()
             say(why)
+            try:
+                sys.stdout.flush()
+            except OSError:
+                sys.stdout = None  # or Python would complain at exit
             return 1
         if not hasattr(error, "format_message"):
             raise
