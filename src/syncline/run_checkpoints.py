@@ -6,6 +6,7 @@ replica, a rank may also save its own parameters and state (`plan.keeps_own`).
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from torch import nn
@@ -16,6 +17,8 @@ from syncline.contract import Saved
 from syncline.engine.replica import Replica
 from syncline.errors import ConfigError
 from syncline.run_folder import CHECKPOINTS, own_checkpoints
+
+log = logging.getLogger("syncline")
 
 
 class RunCheckpoints:
@@ -52,6 +55,13 @@ class RunCheckpoints:
         # A rank without a checkpoint of its own is new in this run. It starts from the parameters
         # that represent the run, without the strategy's state, which belongs to another rank.
         is_new = replica.plan.keeps_own and own is saved
+        if is_new and self._rank < saved.job.run.ranks:
+            log.warning(
+                "rank %d has no checkpoint of its own at step %d: it was lost before, or an older "
+                "version wrote none. It begins with the parameters that represent the run.",
+                self._rank,
+                saved.step,
+            )
         replica.saved = Saved({} if is_new else own.strategy, saved.model)
         replica.step_number = saved.step
 
