@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -17,6 +18,8 @@ from ranks import run_ranks
 from syncline.checkpoint import digest_of
 from syncline.config import parse_job
 from syncline.errors import ConfigError, UsageError
+from syncline.measure.derive import derive
+from syncline.sim.learn import Learning
 from syncline.sim.run import simulate
 from syncline.strategies import (
     Elastic,
@@ -25,6 +28,7 @@ from syncline.strategies import (
     GossipSettings,
     Server,
     ServerSettings,
+    make_strategy,
 )
 from training import ranks_of, start_training, train_forked
 from worlds import cluster, workload
@@ -185,6 +189,54 @@ def test_a_job_may_have_a_dedicated_center_on_both_clocks(tmp_path):
     assert outcome.sent_bytes == pytest.approx(2 / 3 * 2 * (4096 + 1024))
 
 
+JOB = """
+[model]
+name = "cnn"
+[data]
+name = "digits"
+batch = 36
+[optimizer]
+lr = 0.02
+momentum = 0.9
+nesterov = true
+weight_decay = 0.001
+[strategy]
+name = "{name}"
+[strategy.{name}]
+{settings}
+[run]
+steps = 8
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("gossip", "as_published = true"),
+        ("gossip", "as_published = true\nrule = 'push'\nperiod = 2"),
+        ("elastic", "as_published = true\nservers = 1"),
+        ("server", "period = 3\nservers = 1"),
+    ],
+)
+def test_a_real_and_a_virtual_run_exchange_as_often_and_as_much(name, settings, tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text(JOB.format(name=name, settings=settings))
+    real = train_forked(job, tmp_path / "run", ranks=4)["strategy"]
+    resolved = parse_job(job.read_text()).resolved(4)
+    learning = Learning(resolved)
+    found = simulate(
+        derive(learning.model, learning.data.sample_shape, 9, 1e9, 0.0, "digits"),
+        cluster(4, 4, rate=1e9),
+        lambda: make_strategy(name, resolved.strategy.settings),
+        steps=8,
+        shards=resolved.strategy.shards,
+        learning=learning,
+    )
+    keys = ("exchanges", "exchanged_bytes")
+    assert {key: real[key] for key in keys} == {key: found.strategy[key] for key in keys}
+    assert real["exchanges"] > 0
+
+
 def test_a_dead_center_ends_the_run(tmp_path):
     """A dedicated rank has no parameters of its own with which another could take over."""
     sets = ["strategy.name=elastic", "strategy.elastic.servers=2", "strategy.shards="]
@@ -220,6 +272,20 @@ def test_a_server_with_a_period_goes_on_with_what_was_not_pushed(tmp_path):
     found = json.loads(out)
     assert found["resumed_at"] == 6
     assert found["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_a_rank_whose_own_checkpoint_is_missing_says_so(tmp_path):
+    sets = ["strategy.name=gossip", "strategy.shards=", "run.steps=8", "optimizer.warmup_steps=2"]
+    first = start_training(DIGITS, tmp_path / "run", *sets, ranks=2)
+    first.communicate()
+    assert first.returncode == 0
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "rank-1")
+    sets[2] = "run.steps=9"
+    resumed = start_training(DIGITS, tmp_path / "run", *sets, ranks=2, more=["--resume"])
+    _, said = resumed.communicate()
+    assert resumed.returncode == 0, said
+    assert "rank 1 has no checkpoint of its own at step 8" in said
+    assert "rank 0 has no checkpoint" not in said
 
 
 @pytest.mark.parametrize("period", [1, 2])

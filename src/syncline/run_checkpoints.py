@@ -42,6 +42,8 @@ class _Found(msgspec.Struct):
     digest: str = ""
     why_not: str = ""
 
+log = logging.getLogger("syncline")
+
 
 class RunCheckpoints:
     """Saves a rank's part of a run, and restores it."""
@@ -155,6 +157,13 @@ class RunCheckpoints:
         # A rank without a checkpoint of its own is new in this run. It starts from the parameters
         # that represent the run, without the strategy's state, which belongs to another rank.
         is_new = replica.plan.keeps_own and own is saved
+        if is_new and self._rank < saved.job.run.ranks:
+            log.warning(
+                "rank %d has no checkpoint of its own at step %d: it was lost before, or an older "
+                "version wrote none. It begins with the parameters that represent the run.",
+                self._rank,
+                saved.step,
+            )
         replica.saved = Saved({} if is_new else own.strategy, saved.model)
         replica.step_number = saved.step
 

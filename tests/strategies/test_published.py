@@ -13,7 +13,7 @@ import torch
 
 from small_job import SMALL, refusal, small
 from strategies.toys import LATENCY_S, play
-from syncline.contract import World
+from syncline.contract import Saved, World
 from syncline.errors import ConfigError, UsageError
 from syncline.sizes import InOne, Size
 from syncline.strategies import Elastic, ElasticSettings, Gossip, GossipSettings
@@ -147,6 +147,31 @@ def test_elastic_averaging_ties_parameters_to_the_center(period, servers, split)
     assert all(map(close, found, wanted))
     assert close(torch.cat(whole), center)
     assert not close(follow(lambda: Elastic(ours), split=split)[0][-1], wanted[-1])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pulls(True),
+        lambda: Around(GossipSettings(rule="push", as_published=True)),
+        lambda: Elastic(ElasticSettings(as_published=True, servers=1)),
+    ],
+)
+def test_a_run_that_is_resumed_knows_how_far_it_looks_ahead(make):
+    options = {"lr": LR, "optimizer": nesterov(), "split": [1, 1]}
+    through, _ = play(make, STARTS, SLOPES, **options)
+    first, rest = ([of_rank[part] for of_rank in SLOPES] for part in (slice(4), slice(4, STEPS)))
+    half, before = play(make, STARTS, first, keeps_state=True, **options)
+    exported = [one.tolist() for one in before[0].last[0]]
+    run = {f"x{at}": part for at, part in enumerate(before[0].last[0])}
+    saved = [Saved(one.whole.state(), run) for one in before]
+    states = [one.last_state for one in before]
+    own = [values or STARTS[0] for values in half[-1]]
+    options |= {"saved": saved, "states": states, "first": 4}
+    after, _ = play(make, own, rest, **options)
+    assert half + after == through
+    _, ended = play(make, own, [[]] * 3, **options)
+    assert [one.tolist() for one in ended[0].last[0]] == exported
 
 
 EQUAL = [[[-1.0 - rank] * 4] * 12 for rank in range(3)]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 from strategies.toys import LATENCY_S, ROUND_S, play
 from syncline.contract import Saved
-from syncline.errors import ConfigError
+from syncline.errors import CheckpointError, ConfigError
 from syncline.strategies import (
     Elastic,
     ElasticSettings,
@@ -186,6 +186,19 @@ def test_answers_that_are_not_used_yet_go_on_from_where_they_were_saved():
     make = functools.partial(Elastic, EARLY_ELASTIC)
     after, _ = play(make, half[-1], GRADIENTS, delays=delays, saved=saved)
     assert half + after == through
+
+
+def test_answers_find_their_parameters_whatever_bucket_these_are_in():
+    make = functools.partial(Elastic, EARLY_ELASTIC)
+    options = {"lr": 0.0, "split": [1, 1], "delays": [0.0, 0.5]}
+    for moves in ({"x0": 1.0, "x1": 2.0}, {"x0": 2.0, "x1": 1.0}):
+        state = {f"moves/{name}": torch.tensor([value]) for name, value in moves.items()}
+        saved = [Saved(state), Saved()]
+        rounds, _ = play(make, TOGETHER[:2], no_gradients(2, 1, 2), saved=saved, **options)
+        assert rounds[0][0] == [4.0 - moves["x0"], 8.0 - moves["x1"]]
+    saved = [Saved({"0/moves": torch.tensor([1.0])}), Saved()]
+    with pytest.raises(CheckpointError, match=r"in the form of version 0\.1\.0"):
+        play(make, TOGETHER[:2], no_gradients(2, 1, 2), saved=saved, **options)
 
 
 def test_synchronous_elastic_uses_one_center_for_all():
