@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 import syncline
 from syncline import data
 
-EPOCHS = 8
+EPOCHS = 5
 FILE = sys.argv[1] if len(sys.argv) > 1 else None
 
 
@@ -61,9 +61,9 @@ syncline.init(threads=1)
 digits = data.load("digits")
 loader = DataLoader(
     Digits(digits.train, is_moved=True),
-    batch_size=8,  # of one shard: a step takes 8 shards
+    batch_size=16,  # of one shard: a step takes 8 shards
     shuffle=True,
-    num_workers=2,
+    num_workers=1,
     persistent_workers=True,
 )
 test = DataLoader(Digits(digits.test, is_moved=False), batch_size=60)
@@ -73,7 +73,7 @@ model = nn.Sequential(
     nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2),
     nn.Linear(16 * 36, 64), nn.ReLU(), nn.Linear(64, 10),
 )  # fmt: skip
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.004)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS)
 
 syncline.distribute(model, optimizer, shards=8)  # fixes the arithmetic, on any number of ranks
@@ -92,7 +92,7 @@ for epoch in range(steps.epoch, EPOCHS):
         syncline.clip_grad_norm_(model, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if number % 10 == 0:
+        if number % 4 == 0:
             save()
     scheduler.step()
     accuracy = validate()

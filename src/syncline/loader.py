@@ -19,7 +19,15 @@ from syncline.engine.replica import Replica
 from syncline.errors import UsageError
 from syncline.like_loader import LikeLoader
 from syncline.position import Position
-from syncline.samples import Batches, Drawn, Order, SeededBatch, seed_generators, seeded_loader
+from syncline.samples import (
+    Batches,
+    Drawn,
+    Order,
+    SeededBatch,
+    seed_generators,
+    seed_torch,
+    seeded_loader,
+)
 from syncline.samples import epoch_order as epoch_order
 from syncline.seeds import seed_for
 from syncline.step_batches import Dealt, Step
@@ -27,12 +35,7 @@ from syncline.step_batches import Dealt, Step
 
 def reseed(seed: int, step: int, shard: int) -> None:
     """Seed torch's generator for one shard of one step: dropout and other random forward code."""
-    value = seed_for(seed, "dropout", step, shard)
-    if torch.cuda.is_available():
-        torch.manual_seed(value)
-    else:
-        # manual_seed without CUDA's part, which takes a millisecond and keeps a traceback.
-        torch.default_generator.manual_seed(value)
+    seed_torch(seed_for(seed, "dropout", step, shard))
 
 
 class ShardedLoader(LikeLoader):
@@ -121,7 +124,10 @@ class ShardedLoader(LikeLoader):
         try:
             while turn.step < turn.last:
                 number = turn.epoch * num_steps + turn.step
-                under_way = Step(dealt, self.accumulate, self.seed, number, batches)
+                is_here = not self.loader.num_workers
+                under_way = Step(
+                    dealt, self.accumulate, self.seed, number, batches, is_fetched_here=is_here
+                )
                 self._under_way = under_way
                 yield under_way
                 under_way.finish()

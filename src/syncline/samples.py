@@ -8,6 +8,7 @@ random augmentation does not depend on the number of ranks or of workers.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import random
 import sys
@@ -28,13 +29,21 @@ from syncline.errors import UsageError
 from syncline.seeds import seed_for
 
 
-def seed_generators(value: int) -> None:
-    """Seed the global generators of torch, Python and, if it is loaded, numpy."""
-    if torch.cuda.is_available():
+def seed_torch(value: int) -> None:
+    """Seed torch's global generators."""
+    if _has_cuda():
         torch.manual_seed(value)
     else:
         # manual_seed without CUDA's part, which takes a millisecond and keeps a traceback.
         torch.default_generator.manual_seed(value)
+
+
+_has_cuda = functools.cache(torch.cuda.is_available)
+
+
+def seed_generators(value: int) -> None:
+    """Seed the global generators of torch, Python and, if it is loaded, numpy."""
+    seed_torch(value)
     random.seed(value)
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:

@@ -10,7 +10,7 @@ import torch
 from syncline.engine.parameters import raw_grad
 from syncline.engine.replica import Replica
 from syncline.errors import UsageError
-from syncline.samples import seed_generators
+from syncline.samples import seed_generators, seed_torch
 from syncline.seeds import seed_for
 
 
@@ -26,13 +26,24 @@ class Step:
     """This rank's shards of one step. It can be iterated over again: for each model in turn."""
 
     def __init__(
-        self, dealt: Dealt, accumulate: int, seed: int, number: int, batches: Iterator[Any]
+        self,
+        dealt: Dealt,
+        accumulate: int,
+        seed: int,
+        number: int,
+        batches: Iterator[Any],
+        *,
+        is_fetched_here: bool,
     ) -> None:
-        """A shard has `accumulate` batches; `number` counts the steps of all epochs."""
+        """A shard has `accumulate` batches; `number` counts the steps of all epochs.
+
+        `is_fetched_here`: `batches` fetches in this process, and seeds its generators.
+        """
         self._dealt = dealt
         self._seed = seed
         self._number = number
         self._batches = batches
+        self._is_fetched_here = is_fetched_here
         self._given: list[Any] = []
         self._places = [(s, part) for s in dealt.mine for part in range(accumulate)]
         self._steps_before = {id(r): r.step_number for r in dealt.replicas}
@@ -51,14 +62,19 @@ class Step:
     def give(self, *, is_flat: bool = False) -> Iterator[Any]:
         """Yield the batches; `is_flat` if `optimizer.step()` comes after each, not after all."""
         for number, (shard, part) in enumerate(self._places):
-            if number == len(self._given):
+            is_new = number == len(self._given)
+            if is_new:
                 self._given.append(next(self._batches))
             if part == 0 and torch.is_grad_enabled():  # validation delivers no gradients
                 for replica in self._dealt.replicas:
                     replica.buffers.put_back()
                     replica.begin_shard(shard, is_flat=is_flat)
             place = (shard, part) if part else (shard,)
-            seed_generators(seed_for(self._seed, "dropout", self._number, *place))
+            value = seed_for(self._seed, "dropout", self._number, *place)
+            if is_new and self._is_fetched_here:
+                seed_torch(value)  # the others were seeded for this batch, to fetch it
+            else:
+                seed_generators(value)
             yield self._given[number]
 
     def finish(self) -> None:

@@ -273,7 +273,6 @@ class Buffers:
         for home, start in zip(self._small_homes, self._start_small, strict=True):
             home.set(start)
 
-<<<<<<< ours
     def keep(self) -> Kept:
         """Return a copy of the buffers as they are now."""
         statistics = self._current.clone() if self._norms else None
@@ -290,15 +289,9 @@ class Buffers:
         """Add the shard's statistics to the rank's partial sums; `kept` are its buffers, if not the
         present ones."""
         self.put_back()
-        if shard == 0:
+        if shard == 0 and self._other_homes:
             others = self.others if kept is None else kept.small[len(self._counters) :]
             self._after_shard_0 = [_kept(buffer) for buffer in others]
-=======
-    def end_shard(self, shard: int, plan: LeafPlan) -> None:
-        """Add the shard's statistics to the rank's partial sums."""
-        if shard == 0 and self._other_homes:
-            self._after_shard_0 = [_kept(buffer) for buffer in self.others]
->>>>>>> theirs
         if self.statistics is None:
             return
         sums = [memory.mine for memory in self.statistics.sums]
