@@ -102,7 +102,7 @@ def distribute(
             "know when a loop of your own has ended. Use servers=0, or `syncline train`."
         )
     replica.warn_of_own()
-    watch(replica.loop, model, optimizer)
+    watch(replica.loop, optimizer)
     session.replicas.append(replica)
     return replica
 

@@ -257,8 +257,11 @@ def open_session(kind: str, silent_s: float, hung_s: float, world: World | None 
     def note_failure(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
+        control = None if _session is None else _session.control
+        heard = None if control is None else control.failure
         fail_session(error)
-        if not _is_told_elsewhere(error):
+        log.disabled = True  # that peers end now follows from this rank's failure
+        if control is None or not _is_told_elsewhere(error, control, heard):
             previous(kind, error, trace)
 
     sys.excepthook = note_failure
@@ -280,22 +283,24 @@ def fail_session(error: BaseException) -> None:
             control.report(error)
 
 
-def _is_told_elsewhere(error: BaseException) -> bool:
+def _is_told_elsewhere(error: BaseException, control: Control, heard: RankFailed | None) -> bool:
     """Say whether the traceback is of no use: another rank failed first, or fails alike.
 
-    Then one line names that rank.
+    `heard` is what was known of another rank when this one failed. One line names the other rank.
     """
-    control = None if _session is None else _session.control
-    if control is None:
-        return False
     rank = control.place.rank
     if isinstance(error, RankFailed):
         if not error.is_logged:
             print(f"rank {rank}: {error}", file=sys.stderr)
         return True
-    other = control.verdict(ALIKE_S) if rank > 0 else None
     alike = " ".join(f"{type(error).__name__}: {error}".split())[:200]  # as reports quote it
-    return other is not None and other.rank < rank and alike in str(other)
+    if heard is not None:
+        return alike in str(heard)
+    other = control.verdict(ALIKE_S) if rank > 0 else None
+    if other is None or other.rank > rank or alike not in str(other):
+        return False
+    print(f"rank {rank}: {other}", file=sys.stderr)
+    return True
 
 
 def close_session() -> None:

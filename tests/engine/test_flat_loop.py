@@ -165,9 +165,8 @@ def nested(overlap):
 @pytest.mark.processes
 def test_a_loop_over_steps_and_shards_has_the_bits_of_a_flat_one():
     expected = same_on_all((1,), schedule="cosine", overlap=True)[0]
-    assert {nested_on for size in (1, 2) for nested_on in run_ranks(size, lambda: nested(True))} == {
-        expected
-    }
+    found = {digest for size in (1, 2) for digest in run_ranks(size, lambda: nested(True))}
+    assert found == {expected}
 
 
 # What would make the number of ranks matter is refused.
@@ -232,7 +231,7 @@ def test_a_step_after_some_of_the_batches_only_is_refused(loop):
 
 def test_a_flat_loader_s_batch_without_a_step_is_refused(loop):
     """Without the loader's word it might be a loop over shards, with one step() after the last."""
-    model, optimizer, replica = loop
+    model, _, replica = loop
     replica.begin_shard(0, is_flat=True)
     replica.begin_shard(1, is_flat=True)  # no gradient yet: as in an evaluation
     replica.begin_shard(0, is_flat=True)
@@ -375,6 +374,7 @@ def gan_in_two_passes(overlap):
     (critic, of_critic), (maker, of_maker) = pairs = make_gan()
     settings = {"shards": SHARDS, "overlap": overlap, "bucket_bytes": 128}
     replicas = [syncline.distribute(*pair, **settings) for pair in pairs]
+    found = []
     for step in range(STEPS):
         critic.zero_grad()
         for shard in replicas[0].my_shards:
@@ -382,24 +382,30 @@ def gan_in_two_passes(overlap):
                 replica.begin_shard(shard)
             judge(critic, maker, batch(step, shard), noise(step, shard))
         of_critic.step()
+        found.append(digest_of(critic.state_dict()))
         maker.zero_grad()
         for shard in replicas[0].my_shards:
             for replica in replicas:
                 replica.begin_shard(shard)
             fool(critic, maker, noise(step, shard))
         of_maker.step()
-    return [digest_of(model.state_dict()) for model, _ in pairs]
+        found.append(digest_of(maker.state_dict()))
+    return found
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("overlap", [True, False])
 def test_two_models_with_more_shards_than_ranks_have_the_same_bits(overlap):
-    found = [one for size in (1, 2, 3, 4) for one in run_ranks(size, lambda: gan_in_two_passes(overlap))]
+    def work():
+        return gan_in_two_passes(overlap)
+
+    found = [digests for size in (1, 2, 3, 4) for digests in run_ranks(size, work)]
     assert found == found[:1] * 10
 
 
 def gan_in_a_flat_loop(pairs, batch_of, maker_first):
     (critic, of_critic), (maker, of_maker) = pairs
+    found = []
     for step in range(STEPS):
         x, z = batch_of(step)
 
@@ -407,15 +413,17 @@ def gan_in_a_flat_loop(pairs, batch_of, maker_first):
             of_maker.zero_grad()
             fool(critic, maker, z)
             of_maker.step()
+            found.append(digest_of(maker.state_dict()))
 
         if maker_first:
             train_maker()
         critic.zero_grad()
         judge(critic, maker, x, z)
         of_critic.step()
+        found.append(digest_of(critic.state_dict()))
         if not maker_first:
             train_maker()
-    return [digest_of(model.state_dict()) for model, _ in pairs]
+    return found
 
 
 @pytest.mark.usefixtures("alone")

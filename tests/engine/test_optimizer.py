@@ -9,8 +9,8 @@ from torch import nn
 from syncline.comm.alone import Alone
 from syncline.engine.lane import Lane
 from syncline.engine.optimizer import Reach
-from syncline.engine.trial import find_reach, leaves_gradients
 from syncline.engine.replica import Replica
+from syncline.engine.trial import find_reach, leaves_gradients
 from syncline.errors import UsageError
 from syncline.strategies import Synchronous
 
@@ -92,9 +92,7 @@ class Noisy(torch.optim.SGD):
 class OwnNoise(torch.optim.SGD):
     """Draws from a generator of its own."""
 
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
 
     @torch.no_grad()
     def step(self, closure=None):

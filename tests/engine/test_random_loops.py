@@ -73,7 +73,7 @@ class Script:
         elif what == "clip":
             if self.is_ours:
                 syncline.clip_grad_value_(model, 0.02)
-            else:
+            elif any(p.grad is not None for p in model.parameters()):  # else torch raises
                 nn.utils.clip_grad_value_(model.parameters(), 0.02)
         elif what == "evaluate":
             model.eval()
@@ -159,7 +159,8 @@ def test_the_body_of_a_loop_is_refused_or_has_the_same_bits_on_one_rank_and_two(
         try:
             found += run_ranks(size, lambda: run_body(before, after, overlap))
         except RankError as refusal:
-            assert "UsageError" in str(refusal), refusal
+            if "UsageError" not in str(refusal):
+                raise
             event("refused")
             return
     event("accepted")

@@ -199,7 +199,7 @@ def test_gradients_cannot_be_read_after_a_step(overlap):
             use()
             with pytest.raises(UsageError, match="was read after step"):
                 _ = model.first.weight.grad
-            with pytest.raises(UsageError, match="syncline.clip_grad_norm_"):
+            with pytest.raises(UsageError, match=r"syncline.clip_grad_norm_"):
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.zero_grad()
         assert all(parameter.grad is None for parameter in model.parameters())

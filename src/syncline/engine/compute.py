@@ -30,6 +30,7 @@ from syncline.engine.optimizer import idle_copy, snapshot
 from syncline.engine.parameters import Guarded, become, raw_grad
 from syncline.engine.refusals import (
     ChangesOutside,
+    refuse_gradient_after_clipping,
     refuse_incomplete_step,
     refuse_schedule_before_step,
     refuse_steps_of_server,
@@ -39,7 +40,6 @@ from syncline.engine.steps import Steps
 from syncline.engine.told_settings import told_to_servers
 from syncline.engine.waiting import Waiting
 from syncline.engine.zeroing import Zeroing
-from syncline.errors import UsageError
 
 T = TypeVar("T")
 
@@ -145,7 +145,7 @@ class ComputeLane:
             self.check()
         gradients = self.gradients
         if gradients.is_sent and any(raw_grad(slot.parameter) is not None for slot in self._slots):
-            raise UsageError("backward() ran again after the gradients were clipped. Clip last.")
+            raise refuse_gradient_after_clipping()
         if gradients.shard != self._last_shard:
             with self._no_grad:
                 gradients.end_shard_by_step()
@@ -287,7 +287,7 @@ class ComputeLane:
     def clip_grad_value_(self, value: float) -> None:
         """Clamp each element of the step's summed gradients; before the last shard do nothing."""
         if self.gradients.shard == self._last_shard:
-            self._on_summed(clip_values, self._buckets, value)
+            self._on_summed(lambda: clip_values(self._buckets, value))
 
     def _on_summed(self, change: Callable[..., T], *args: Any) -> T:
         """Change the summed gradients on the comm lane, once all of them have come."""

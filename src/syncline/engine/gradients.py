@@ -37,6 +37,7 @@ from syncline.engine.parameters import (
 from syncline.engine.refusals import (
     check_gradient,
     check_shard_order,
+    refuse_gradient_after_clipping,
     refuse_mixed_loop,
     refuse_other_gradient,
     refuse_second_step,
@@ -111,7 +112,9 @@ class Gradients:
             if self.spent.is_on:
                 self.spent.has_late = True  # zero_grad() will drop it
                 return
-            if slot.is_taken or self.is_sent:
+            if self.is_sent:
+                raise refuse_gradient_after_clipping()
+            if slot.is_taken:
                 raise refuse_other_gradient(slot.name, slot.fired + 1)
             if self._kept and self.buckets:
                 self._close_passed()

@@ -213,9 +213,25 @@ class BetweenShards(UsedUp):
 _VALUES = frozenset(["data", "T", "H", "mT", "mH", "real", "imag"])
 """Attributes of a tensor that hold its values."""
 _FACTS = frozenset(
-    ["numel", "nelement", "size", "dim", "ndimension", "stride", "element_size", "storage_offset"]
-    + ["is_contiguous", "is_floating_point", "is_complex", "requires_grad_", "data_ptr"]
-    + ["register_hook", "register_post_accumulate_grad_hook", "__hash__", "__len__"]
+    [
+        "numel",
+        "nelement",
+        "size",
+        "dim",
+        "ndimension",
+        "stride",
+        "element_size",
+        "storage_offset",
+        "data_ptr",
+        "is_contiguous",
+        "is_floating_point",
+        "is_complex",
+        "requires_grad_",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "__hash__",
+        "__len__",
+    ]
 )
 
 

@@ -194,6 +194,11 @@ def refuse_other_gradient(name: str, num_gradients: int) -> UsageError:
     )
 
 
+def refuse_gradient_after_clipping() -> UsageError:
+    """Return the error for a backward pass between clipping and `step()`."""
+    return UsageError("backward() ran again after the gradients were clipped. Clip last.")
+
+
 def check_shard_order(shard: int, mine: Sequence[int], present: int, rank: int) -> None:
     """Refuse a shard that is another rank's, or out of order."""
     if shard not in mine:

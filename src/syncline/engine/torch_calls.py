@@ -33,11 +33,12 @@ class Loop(Protocol):
         """Say whether a scheduler may go on: not in the middle of a step."""
 
 
-_loops: weakref.WeakKeyDictionary[Any, weakref.ref[Loop]] = weakref.WeakKeyDictionary()
-"""The loop of each model and optimizer that was distributed."""
+_loops: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Loop]] = weakref.WeakKeyDictionary()
+"""The loop of each optimizer that was distributed. Modules find it by their parameters: a module
+may be a part of a model, or hold several."""
 
 
-def watch(loop: Loop, model: nn.Module, optimizer: Optimizer) -> None:
+def watch(loop: Loop, optimizer: Optimizer) -> None:
     """Tell a loop of `zero_grad()` of its model and optimizer, and of the optimizer's schedulers.
 
     From now on a forgotten `zero_grad()` is refused.
@@ -45,22 +46,21 @@ def watch(loop: Loop, model: nn.Module, optimizer: Optimizer) -> None:
     _wrap_zero_grad(nn.Module)
     _wrap_zero_grad(Optimizer)
     _wrap_schedulers(LRScheduler)
-    for owner in (model, getattr(model, "_orig_mod", model), optimizer):  # a compiled model's own
-        _loops[owner] = weakref.ref(loop)
+    _loops[optimizer] = weakref.ref(loop)
     loop.spent.loop = weakref.ref(loop)
     loop.spent.is_watched = True
 
 
 def forget(loop: Loop) -> None:
     """Undo `watch` for a loop. Torch's methods stay wrapped."""
-    for owner in [owner for owner, held in _loops.items() if held() is loop]:
-        del _loops[owner]
+    for optimizer in [one for one, held in _loops.items() if held() is loop]:
+        del _loops[optimizer]
     loop.spent.loop = None
     loop.spent.is_watched = loop.spent.is_on = False
 
 
-def _loop_of(owner: Any) -> Loop | None:
-    held = None if owner is None else _loops.get(owner)
+def _loop_of(optimizer: Any) -> Loop | None:
+    held = _loops.get(optimizer) if isinstance(optimizer, Optimizer) else None
     return None if held is None else held()
 
 
@@ -76,10 +76,9 @@ def _wrap_zero_grad(kind: Any) -> None:
             _zero_distributed(_parameters_of(self), set_to_none=set_to_none)
         else:
             loop.zero_grad(set_to_none=set_to_none)
-            if isinstance(self, Optimizer):
-                held = sum(len(group["params"]) for group in self.param_groups)
-                if held == loop.spent.num_parameters:
-                    return  # it holds no others
+            held = sum(len(group["params"]) for group in self.param_groups)
+            if held == loop.spent.num_parameters:
+                return  # it holds no others
         original(self, set_to_none)
 
     zero_grad._tells_syncline = True  # type: ignore[attr-defined]
@@ -93,10 +92,7 @@ def _parameters_of(owner: nn.Module | Optimizer) -> Iterable[Parameter]:
 
 
 def _zero_distributed(parameters: Iterable[Parameter], *, set_to_none: bool) -> None:
-    """Zero the parameters that distributed loops train, in a module that is no loop's model.
-
-    It may be a part of a model, or hold several.
-    """
+    """Zero those parameters that distributed loops train: all of a loop's, or one by one."""
     found: dict[Spent, list[Parameter]] = {}
     for parameter in parameters:
         spent = spent_of(parameter)
@@ -123,7 +119,7 @@ def _wrap_schedulers(kind: Any) -> None:
         _wrap_schedulers(below)
 
 
-def _wrap_new_class(kind: Any, **options: Any) -> None:
+def _wrap_new_class(kind: Any, /, **options: Any) -> None:
     super(LRScheduler, kind).__init_subclass__(**options)
     if "step" in vars(kind):
         _wrap_scheduler_step(kind)
@@ -135,7 +131,7 @@ def _wrap_scheduler_step(kind: Any) -> None:
     @functools.wraps(original)
     def step(self: Any, *args: Any, **options: Any) -> Any:
         loop = _loop_of(getattr(self, "optimizer", None))
-        is_first = getattr(self, "_step_count", 1) == 0  # made by the scheduler's constructor
+        is_first = getattr(self, "_is_initial", self.last_epoch < 0)  # the constructor's own call
         if loop is None or is_first or loop.may_advance_schedule():
             return original(self, *args, **options)
         return None
