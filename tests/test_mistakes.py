@@ -431,7 +431,7 @@ def _(trial: Trial) -> str:
     return trial.run("run", "--ranks", "2", "scrpt.py")
 
 
-@case("a module that is not there")
+@case("a module to run that is not there")
 def _(trial: Trial) -> str:
     return trial.run("run", "--ranks", "2", "-m", "scrpt.loop")
 

@@ -42,6 +42,7 @@ class _Found(msgspec.Struct):
     digest: str = ""
     why_not: str = ""
 
+
 log = logging.getLogger("syncline")
 
 
