@@ -395,4 +395,3 @@ def test_as_many_other_parameters_in_the_optimizer_are_noticed():
     optimizer.param_groups[0]["params"][0] = nn.Parameter(torch.zeros(2))
     with pytest.raises(UsageError, match="new parameters"):
         optimizer.step()
-        optimizer.zero_grad()

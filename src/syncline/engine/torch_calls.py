@@ -112,7 +112,7 @@ def _wrap_schedulers(kind: Any) -> None:
     if kind is LRScheduler:
         if hasattr(LRScheduler.step, "_asks_syncline"):
             return
-        LRScheduler.__init_subclass__ = classmethod(_wrap_new_class)  # type: ignore[assignment, arg-type]
+        LRScheduler.__init_subclass__ = classmethod(_wrap_new_class)  # type: ignore[assignment]
     if "step" in vars(kind):
         _wrap_scheduler_step(kind)
     for below in kind.__subclasses__():
