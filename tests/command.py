@@ -66,7 +66,7 @@ class Started:
         if self.returncode is None:
             if not select.select([self._end], [], [], timeout)[0]:
                 self.kill()
-                said = _text_of(self._files[1])
+                said = self._texts[1]
                 raise subprocess.TimeoutExpired("syncline", timeout, stderr=said.encode())
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             os.close(self._end)
