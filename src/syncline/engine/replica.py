@@ -138,7 +138,11 @@ class Replica:
             overlap=self.overlap,
             build=self._build_once,
         )
+<<<<<<< ours
         """Also `loop`: what a user's loop asks for, such as clipping."""
+=======
+        self.tell_alike = self._compute.alike.tell
+>>>>>>> theirs
         self.state = OptimizerState(self._laid_out, comm, control, lane, self._compute)
         watched = self._guards.watch(self._root, self._compute, self.run, comm.size)
         self._handles = [*watched, *self.state.hook()]
@@ -280,10 +284,6 @@ class Replica:
         if self.is_detached:
             raise refuse_detached()
         self._compute.gradients.begin_shard(shard, self._share.rank, is_flat=is_flat)
-
-    def tell_alike(self, what: str, fingerprint: int) -> None:
-        """Refuse the next step unless every rank tells the same before it."""
-        self._compute.alike.tell(what, fingerprint)
 
     def tell_loss(self, loss: float) -> None:
         """Send this shard's loss with the step's flags: `losses` then has those of all shards."""
