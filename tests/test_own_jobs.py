@@ -174,6 +174,8 @@ def test_ranks_that_load_different_data_are_refused(own, tmp_path):
 
 def test_generators_are_seeded_before_own_functions_are_called(own, tmp_path):
     text = DRAWN.replace("np.random.default_rng().random((64, 2))", "np.random.rand(64, 2)")
+    # Each process starts in a state of its own; tests fork theirs, so the module makes it so.
+    text += "import os\nnp.random.seed(os.getpid())\ntorch.manual_seed(os.getpid())\n"
     job = write_job(own(text), "points")
     one = train_forked(job, tmp_path / "one", "model.loss=mse")
     two = train_forked(job, tmp_path / "two", "model.loss=mse", ranks=2)

@@ -20,7 +20,7 @@ from syncline.config.settings import DECAY_FACTOR
 from syncline.data import DataSet, Split
 from syncline.errors import ConfigError
 from syncline.loader import epoch_order, reseed
-from syncline.own_functions import is_own
+from syncline.own_functions import find, is_own
 from syncline.seeds import seed_for
 
 
@@ -30,6 +30,7 @@ def build_model(job: Job, dataset: DataSet) -> nn.Module:
     torch.manual_seed(seed)
     if is_own(settings.name):
         models.check_own(settings.name, settings.image_size, settings.classes)
+        find("model.name", settings.name)  # importing it may draw random numbers: seed afterwards
         seed_everything(seed)
         return models.build_own(settings.name, settings.options)
     classes = settings.classes or dataset.classes
@@ -48,6 +49,7 @@ def load_data(job: Job) -> DataSet:
     settings = {name: getattr(job.data, name) for name in ("path", "sample_shape", "options")}
     if is_own(job.data.name):
         # A split that is drawn at random, for example, must be the same on every rank.
+        find("data.name", job.data.name)
         seed_everything(seed_for(job.run.seed, "data"))
     return data.load(
         job.data.name,

@@ -70,8 +70,8 @@ def test_ranks_of_one_run_that_differ_come_first():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"facts": {"shards": 4}}, "a step had 2 shards there and 4 here"),
-        ({"facts": {"threads": 2}}, "a rank had 1 threads there and 2 here"),
+        ({"facts": {"shards": 4}}, "the shards of a step were 2 there and 4 here"),
+        ({"facts": {"threads": 2}}, "the threads of a rank were 1 there and 2 here"),
         ({"lr": (0.2,)}, "the learning rate was 0.1 there and 0.2 here"),
         ({"shapes": [[4, 3]]}, "shard 0 had inputs of shape [8, 3] there and [4, 3] here"),
         ({"inputs": ["y"]}, "shard 0 got other samples: loop over syncline.shards(loader)"),

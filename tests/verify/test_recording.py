@@ -132,3 +132,30 @@ def test_a_digest_is_of_type_shape_and_bits():
     others = [square.reshape(4), square.double(), square + 1, square.t(), torch.tensor(0.0)]
     others.append(torch.ones(2, dtype=torch.bfloat16))
     assert len({tensor_digest(one) for one in [square, *others]}) == 7
+
+
+def test_two_models_are_recorded_apart_until_both_have_taken_their_steps(tmp_path):
+    def work():
+        wanted = Verification(str(tmp_path), 2, False)
+        os.environ.update(verification_environment(wanted))
+        syncline.init(threads=1)
+        torch.manual_seed(0)
+        pairs = []
+        for _ in range(2):
+            model = nn.Linear(3, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            syncline.distribute(model, optimizer)
+            pairs.append((model, optimizer))
+        with pytest.raises(StepsVerified):
+            for number in range(100):
+                # Of three steps two are the first model's.
+                model, optimizer = pairs[number % 3 == 2]
+                model(torch.ones(2, 3)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    run_ranks(1, work)
+    found = read_run(tmp_path, 1, overlap=False)
+    numbers = [[step.number for step in steps] for steps in found.models]
+    assert numbers == [[1, 2, 4, 5, 6, 7, 8], [1, 2, 4]]
+    assert list(found.models[0][0].first) == ["weight", "bias"]

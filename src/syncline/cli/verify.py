@@ -289,7 +289,8 @@ def _print(
 ) -> None:
     write: Callable[[str], None] = functools.partial(console.print, soft_wrap=True, markup=False)
     base = runs[0]
-    write(f"{trial.name}: {base.num_steps} steps, {base.facts[0]['shards']} shards")
+    shards = base.facts[0]["shards"]
+    write(f"{trial.name}: {base.num_steps} steps, {shards} shard{'s' * (shards != 1)}")
     write("")
     write("ranks  exchange    weights           bits")
     for run in runs:

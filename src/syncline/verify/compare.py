@@ -177,14 +177,14 @@ def _reason(runs: Sequence[Recorded], base: Recorded, run: Recorded, found: Diff
     if one["shards"] != other["shards"]:
         most = max(facts["shards"] for each in runs for facts in each.facts)
         return (
-            f"a step had {one['shards']} shards there and {other['shards']} here, which is another "
-            "sum. Without shards= there is one for each rank: write "
+            f"the shards of a step were {one['shards']} there and {other['shards']} here, which "
+            "is another sum. Without shards= there is one for each rank: write "
             f"distribute(..., shards={most}) and loop over the shards of each step."
         )
     if one["threads"] != other["threads"]:
         return (
-            f"a rank had {one['threads']} threads there and {other['threads']} here, and kernels "
-            "sum in another order: write init(threads=1)."
+            f"the threads of a rank were {one['threads']} there and {other['threads']} here, and "
+            "kernels sum in another order: write init(threads=1)."
         )
     if found.step == 0:
         return (
