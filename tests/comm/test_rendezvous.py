@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import socket
 import threading
@@ -74,6 +75,34 @@ def test_a_leader_that_is_slow_to_make_memory_is_waited_for():
         return len(current_session().comm.allocate(10, torch.float32).mine)
 
     assert run_ranks(2, work) == [10, 10]
+
+
+@pytest.mark.processes
+def test_a_rank_0_that_never_listens_is_named_in_one_line(capfd):
+    def work():
+        if int(os.environ["RANK"]) == 1:
+            syncline.init(comm="network", meet_s=1.0)
+
+    answers = collect(*start_ranks(2, work), 30.0)
+    assert answers[1]["kind"] == "CommError"
+    assert re.fullmatch(
+        r"rank 1 could not reach rank 0 at 127\.0\.0\.1:\d+ within 1 s \(.*refused\)\. Is rank 0 "
+        r"running\? Look at its log first\. If ranks start slowly, raise meet_s\.",
+        answers[1]["text"],
+    )
+    assert "frame #" not in capfd.readouterr().err
+
+
+@pytest.mark.processes
+def test_an_address_that_leads_nowhere_is_refused_at_once():
+    def work():
+        os.environ["MASTER_ADDR"] = "no.such.host.invalid"
+        syncline.init(comm="network")
+
+    answers = collect(*start_ranks(2, work), 30.0)
+    for answer_ in answers:
+        assert answer_["kind"] == "ConfigError"
+        assert answer_["text"].startswith("MASTER_ADDR: got 'no.such.host.invalid' (")
 
 
 # -- strangers -------------------------------------------------------------------------------------

@@ -187,6 +187,26 @@ def local_address_towards(host: str) -> str:
     )
 
 
+def wait_for_listener(rank: int, address: str, port: int, meet_s: float) -> None:
+    """Return when somebody listens where rank 0 is expected."""
+    deadline = time.monotonic() + meet_s
+    pause_s = 0.01
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            socket.create_connection((address, port), max(left_s, 1e-3)).close()
+            return
+        except OSError as error:
+            if left_s <= 0:
+                raise CommError(
+                    f"rank {rank} could not reach rank 0 at {address}:{port} within {meet_s:g} s "
+                    f"({error}). Is rank 0 running? Look at its log first. If ranks start slowly, "
+                    "raise meet_s."
+                ) from None
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _PAUSE_S)
+
+
 def meet(place: Place, store: Store | None, address: str | None, meet_s: float) -> Connections:
     """Connect this rank with its leader and its members. Every rank calls it."""
     is_leader = place.local_rank == 0

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from syncline.comm.rendezvous import local_address_towards, wait_for_listener
 from syncline.comm.shape import Machines
 from syncline.errors import CommError, ConfigError
 from syncline.launch.env import World, read_world_of_group
@@ -83,6 +84,10 @@ def join_store(world: World, meet_s: float) -> JobStore:
             "a network needs to know where rank 0 listens",
             "Export both, the same for every rank, or use comm = 'auto' on one machine.",
         )
+    local_address_towards(address)  # refuses a name that leads nowhere
+    if world.rank > 0:
+        # torch would wait as long, and print a page of its own frames if nobody came.
+        wait_for_listener(world.rank, address, port, meet_s)
     host = f"[{address}]" if ":" in address else address
     timeout = datetime.timedelta(seconds=meet_s)
     try:

@@ -138,11 +138,8 @@ class Replica:
             overlap=self.overlap,
             build=self._build_once,
         )
-<<<<<<< ours
         """Also `loop`: what a user's loop asks for, such as clipping."""
-=======
         self.tell_alike = self._compute.alike.tell
->>>>>>> theirs
         self.state = OptimizerState(self._laid_out, comm, control, lane, self._compute)
         watched = self._guards.watch(self._root, self._compute, self.run, comm.size)
         self._handles = [*watched, *self.state.hook()]
