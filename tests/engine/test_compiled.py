@@ -45,8 +45,9 @@ class SmallGPT(nn.Module):
         return functional.cross_entropy(scores.flatten(0, 1), y.flatten())
 
 
-def words(step):
-    found = torch.randint(32, (3, 9), generator=torch.Generator().manual_seed(step))
+def words(step, length=8):
+    shape = (3, length + 1)
+    found = torch.randint(32, shape, generator=torch.Generator().manual_seed(step))
     return found[:, :-1], found[:, 1:]
 
 
@@ -59,7 +60,8 @@ def train(*, compile_with, distributed, overlap=None, passes=3):
         syncline.distribute(model, optimizer, overlap=overlap, bucket_bytes=1024)
     for step in range(3):
         for part in range(passes):
-            (model(*words(10 * step + part)) / passes).backward()
+            # Another length makes torch compile anew, while gradients wait for the step.
+            (model(*words(10 * step + part, length=8 + part)) / passes).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return plain

@@ -21,7 +21,7 @@ BUCKET = 2 * 4096  # two blocks of 1024 elements: a strip for each of two ranks
 RATE = float(BUCKET)
 TWO = workload((BUCKET, 1.0, 2.0), (BUCKET, 1.0, 2.0))
 MESSAGE_S = 0.5  # half of a bucket to the one peer, each way
-FLAGS_S = 8 * 4 / RATE  # two parameters, four more numbers, two losses: all to the one peer
+FLAGS_S = 9 * 4 / RATE  # two parameters, five more numbers, two losses: all to the one peer
 
 
 def two_ranks(*, overlap=True, **options):

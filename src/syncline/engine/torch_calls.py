@@ -131,10 +131,16 @@ def _wrap_scheduler_step(kind: Any) -> None:
     @functools.wraps(original)
     def step(self: Any, *args: Any, **options: Any) -> Any:
         loop = _loop_of(getattr(self, "optimizer", None))
-        is_first = getattr(self, "_is_initial", self.last_epoch < 0)  # the constructor's own call
-        if loop is None or is_first or loop.may_advance_schedule():
+        if loop is None or _is_first(self) or loop.may_advance_schedule():
             return original(self, *args, **options)
         return None
 
     step._asks_syncline = True  # type: ignore[attr-defined]
     kind.step = step
+
+
+def _is_first(scheduler: Any) -> bool:
+    """Say whether a scheduler's constructor calls `step`, as most do."""
+    if hasattr(scheduler, "_is_initial"):
+        return bool(scheduler._is_initial)
+    return bool(getattr(scheduler, "last_epoch", 0) < 0)  # torch before 2.7
