@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # what type checkers and editors see: the same names as in _H
     from syncline.replica import Replica
     from syncline.seeds import seed_for
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "clip_grad_norm_": "syncline.api",
