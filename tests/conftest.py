@@ -23,6 +23,8 @@ hypothesis.settings.load_profile("here")
 def _leave_no_session():
     yield
     session.close_session()
+    # On the virtual clock a mode that is on while a rank waits applies to whatever runs meanwhile.
+    assert torch.is_grad_enabled(), "the test left gradients switched off"
 
 
 @pytest.fixture

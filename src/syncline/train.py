@@ -217,16 +217,11 @@ class _Run:
         samples_per_s, exposed = self.pace.samples_per_s, self.pace.exposed(self.replica.waited_s)
         self.progress.step(done, self.total, loss, samples_per_s, exposed)
         if self.ranks.writes_folder:
-            self.metrics.append(
-                {
-                    "step": done,
-                    "loss": loss,
-                    "lr": learning_rate(self.job.optimizer, done - 1, self.total),
-                    # Rounded well below what repeats from run to run, to keep lines short.
-                    "samples_per_s": round(samples_per_s, 3),
-                    "exposed_communication": round(exposed, 5),
-                }
-            )
+            lr = learning_rate(self.job.optimizer, done - 1, self.total)
+            # Rounded well below what repeats from run to run, to keep lines short.
+            pace = {"samples_per_s": round(samples_per_s, 3)}
+            pace["exposed_communication"] = round(exposed, 5)
+            self.metrics.append({"step": done, "loss": loss, "lr": lr, **pace})
         self.not_finite.look_at_loss(done, loss)
         return loss
 

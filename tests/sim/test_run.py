@@ -52,7 +52,7 @@ def test_two_ranks_and_two_buckets_with_overlap():
     assert outcome.step_s == 7.0 + FLAGS_S
     assert outcome.alone_s == 2 * 6.0
     # A step sends half of both buckets twice, and the flags.
-    assert outcome.sent_bytes == 2 * BUCKET + 8 * 4
+    assert outcome.sent_bytes == 2 * BUCKET + 9 * 4
 
 
 def test_two_ranks_and_two_buckets_without_overlap():

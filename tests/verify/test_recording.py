@@ -146,13 +146,17 @@ def test_two_models_are_recorded_apart_until_both_have_taken_their_steps(tmp_pat
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             syncline.distribute(model, optimizer)
             pairs.append((model, optimizer))
-        with pytest.raises(StepsVerified):
+
+        def train():
             for number in range(100):
                 # Of three steps two are the first model's.
                 model, optimizer = pairs[number % 3 == 2]
                 model(torch.ones(2, 3)).sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
+
+        with pytest.raises(StepsVerified):
+            train()
 
     run_ranks(1, work)
     found = read_run(tmp_path, 1, overlap=False)

@@ -27,9 +27,10 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from syncline.comm.control_message import ControlMessage
 from syncline.comm.handshake import Frames, pack
 from syncline.comm.processes import LocalProcesses
-from syncline.comm.progress import Record, Reports, share_board
+from syncline.comm.progress import Reports, share_board
 from syncline.comm.rendezvous import Connections, Place
 from syncline.errors import CommError, RankDied, RankFailed, RankHung, RankSilent
 
@@ -44,18 +45,6 @@ _SEND_S = 5.0
 _VERDICT_S = 3.0
 """How long to wait for the reason of a broken connection: heartbeats come every second."""
 _HOW: dict[str, type[RankFailed]] = {"died": RankDied, "silent": RankSilent, "hung": RankHung}
-
-
-class ControlMessage(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A message on a control connection: a heartbeat, a farewell or a failure."""
-
-    records: dict[int, Record] = {}
-    """Heartbeat: the progress of some ranks."""
-    left: list[int] = []
-    """Ranks that ended in good order."""
-    gone: int | None = None
-    how: str = ""
-    why: str = ""
 
 
 class Control:

@@ -12,13 +12,11 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
-from syncline.comm.base import Communicator, Partials, allocate_sums, each_element_once
+from syncline.comm.base import Communicator, Partials, allocate_sums
 from syncline.comm.tree import LeafPlan, Spread
+from syncline.engine.buffer_homes import Home, find_homes, kept_copy
 from syncline.errors import UsageError
-
-_STATISTICS = ("running_mean", "running_var")
 
 
 def flat_buffers(model: nn.Module) -> torch.Tensor:
@@ -34,58 +32,6 @@ def load_flat_buffers(model: nn.Module, flat: torch.Tensor) -> None:
         if buffer.is_floating_point():
             buffer.copy_(flat[at : at + buffer.numel()].view(buffer.shape))
             at += buffer.numel()
-
-
-_NOTHING = torch.empty(0)
-"""Stands for a buffer that is None now."""
-
-
-class Home(NamedTuple):
-    """Where a module keeps a buffer. Forward may put another tensor there."""
-
-    holder: dict[str, torch.Tensor | None]
-    name: str
-    full_name: str
-
-    @property
-    def key(self) -> tuple[int, str]:
-        return id(self.holder), self.name
-
-    def value(self) -> torch.Tensor:
-        found = self.holder.get(self.name)
-        return _NOTHING if found is None else found
-
-    def set(self, value: torch.Tensor) -> None:
-        """Copy a value into the buffer; if that has another shape or type, put a new one there."""
-        found = self.holder.get(self.name)
-        if value is _NOTHING:
-            self.holder[self.name] = None
-        elif found is None or found.shape != value.shape or found.dtype != value.dtype:
-            self.holder[self.name] = value.clone()
-        else:
-            once = each_element_once(found)
-            once.copy_(value[tuple(slice(length) for length in once.shape)])
-
-
-def find_homes(model: nn.Module) -> tuple[list[Home], list[Home], list[Home]]:
-    """Return where norm layers keep statistics and counters of batches, and all other buffers."""
-    statistics: dict[int, Home] = {}
-    counters: dict[int, Home] = {}
-    others: dict[int, Home] = {}
-    for prefix, module in model.named_modules():
-        is_norm = isinstance(module, _NormBase)
-        for name, buffer in module._buffers.items():
-            if buffer is None:
-                continue
-            kind = others
-            if is_norm and name == "num_batches_tracked":
-                kind = counters
-            elif is_norm and name in _STATISTICS and buffer.is_floating_point():
-                kind = statistics
-            full_name = f"{prefix}.{name}" if prefix else name
-            kind.setdefault(id(buffer), Home(module._buffers, name, full_name))
-    alone = [home for key, home in others.items() if key not in statistics | counters]
-    return list(statistics.values()), list(counters.values()), alone
 
 
 def find_statistics(model: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -165,7 +111,7 @@ class Buffers:
         started = {home.key: value for home, value in kept}
         seen = {home.key: one for home, one in zip(self._other_homes, self._seen, strict=True)}
         self._counter_homes, self._other_homes = counters, others
-        small = [(home, _kept(home.value())) for home in self._small_homes]
+        small = [(home, kept_copy(home.value())) for home in self._small_homes]
         self._start_small = [started.get(home.key, value) for home, value in small]
         found = [(home, home.value()) for home in others]
         self._seen = [seen.get(home.key, (value, value._version)) for home, value in found]
@@ -250,7 +196,7 @@ class Buffers:
             self._start.copy_(self._current)
             self._seen_norms = _seen([home.value() for home in self._norms])
         if self._counter_homes or self._other_homes:
-            self._start_small = [_kept(buffer) for buffer in self._small]
+            self._start_small = [kept_copy(buffer) for buffer in self._small]
             self._seen = _seen(self.others)
 
     def begin_step_of(self, module: nn.Module) -> None:
@@ -260,7 +206,7 @@ class Buffers:
                 start.copy_(home.value())
         for at, home in enumerate(self._small_homes):
             if home.holder is module._buffers:
-                self._start_small[at] = _kept(home.value())
+                self._start_small[at] = kept_copy(home.value())
         for at, home in enumerate(self._other_homes):
             if home.holder is module._buffers:
                 self._seen[at] = (home.value(), home.value()._version)
@@ -276,7 +222,7 @@ class Buffers:
     def keep(self) -> Kept:
         """Return a copy of the buffers as they are now."""
         statistics = self._current.clone() if self._norms else None
-        return Kept(statistics, [_kept(buffer) for buffer in self._small])
+        return Kept(statistics, [kept_copy(buffer) for buffer in self._small])
 
     def load(self, kept: Kept) -> None:
         """Set the buffers to what was kept."""
@@ -291,7 +237,7 @@ class Buffers:
         self.put_back()
         if shard == 0 and self._other_homes:
             others = self.others if kept is None else kept.small[len(self._counters) :]
-            self._after_shard_0 = [_kept(buffer) for buffer in others]
+            self._after_shard_0 = [kept_copy(buffer) for buffer in others]
         if self.statistics is None:
             return
         sums = [memory.mine for memory in self.statistics.sums]
@@ -351,7 +297,3 @@ def _have_changed(
         buffer is not before or buffer._version != version
         for buffer, (before, version) in zip(buffers, seen, strict=True)
     )
-
-
-def _kept(buffer: torch.Tensor) -> torch.Tensor:
-    return buffer if buffer is _NOTHING else buffer.clone()

@@ -6,7 +6,7 @@ values of all owners together are the state as torch's optimizer has it on one r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -107,20 +107,28 @@ def put_together(slots: Sequence[Slot], held: Iterable[Held]) -> State:
     """Join the entries of all owners to whole values, each shaped like its parameter."""
     parameters = {slot.name: slot.parameter for slot in slots}
     whole: State = {}
-    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-        for entry, value in held:
-            state = whole.setdefault(entry.name, {})
-            if value is None:
-                state[entry.key] = entry.plain
-            elif not entry.is_spread:
-                state[entry.key] = value.view(entry.shape).clone()
-            else:
-                if entry.key not in state:
-                    parameter = parameters[entry.name].detach()
-                    state[entry.key] = torch.zeros_like(parameter, dtype=value.dtype)
-                target = state[entry.key]
-                target.as_strided((target.numel(),), (1,))[entry.start : entry.stop] = value
+    for entry, value in held:
+        # Not around the loop: the next entry may take time, in which other code would run in these
+        # modes on the virtual clock.
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            _put_entry(whole, parameters, entry, value)
     return {slot.name: whole[slot.name] for slot in slots if slot.name in whole}
+
+
+def _put_entry(
+    whole: State, parameters: Mapping[str, torch.Tensor], entry: Entry, value: torch.Tensor | None
+) -> None:
+    state = whole.setdefault(entry.name, {})
+    if value is None:
+        state[entry.key] = entry.plain
+    elif not entry.is_spread:
+        state[entry.key] = value.view(entry.shape).clone()
+    else:
+        if entry.key not in state:
+            parameter = parameters[entry.name].detach()
+            state[entry.key] = torch.zeros_like(parameter, dtype=value.dtype)
+        target = state[entry.key]
+        target.as_strided((target.numel(),), (1,))[entry.start : entry.stop] = value
 
 
 def gather_optimizer_state(slots: Sequence[Slot], buckets: Sequence[Bucket]) -> State:
