@@ -489,3 +489,28 @@ def test_state_of_a_frozen_parameter_is_kept(alone):
     number = [name for name, _ in model.named_parameters()].index("last.weight")
     assert torch.equal(found["state"][number]["exp_avg"], packed["state"][number]["exp_avg"])
     assert found["state"][number]["step"] == 1
+
+
+def rates_that_differ(overlap):
+    rank = syncline.init()
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    syncline.distribute(model, optimizer, overlap=overlap)
+    for step in range(4):
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + step + (rank if step == 2 else 0))
+        try:
+            optimizer.step()
+            model.weight.sum().item()
+        except syncline.SynclineError as error:
+            return step, str(error)
+        optimizer.zero_grad()
+    return None
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_learning_rates_that_differ_between_ranks_are_refused(overlap):
+    for step, error in run_ranks(2, lambda: rates_that_differ(overlap)):
+        assert step == 2
+        assert "learning rates" in error

@@ -214,7 +214,7 @@ class ComputeLane:
             has_changed_parameters=self._outside.has_changed,
             step_s=self._early.step_s(),
             losses=self.gradients.losses,
-            alike=self.alike.take(),
+            alike=self.alike.take(None if self._share.is_served else settings),
             settings=self._told_to_servers(settings) if self._share.is_served else (),
         )
 

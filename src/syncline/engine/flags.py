@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from syncline.comm.base import Communicator, Partials, small_sum
+from syncline.contract import ParamGroups
 
 _NUM_EXTRA = 5
 """How many numbers lie between those of the parameters and the losses: see `encode`."""
@@ -64,24 +65,39 @@ def encode(
 class Alike:
     """What this rank did since the last step, as one number: the step is refused if ranks differ.
 
-    It is for what every rank must do alike, such as to load optimizer state.
+    It is for what every rank must do alike, such as to load optimizer state or to set the
+    learning rate.
     """
 
     def __init__(self, num_ranks: int) -> None:
         # So that float32 holds the sum over all ranks exactly.
         self._limit = max(1, (1 << 24) // num_ranks - 1)
         self._told: dict[str, int] = {}
+        self._settings: ParamGroups | None = None
+        """The optimizer's settings that were told last."""
 
     def tell(self, what: str, fingerprint: int) -> None:
         """Note what was done; of the same thing the last counts."""
         self._told[what] = fingerprint
 
-    def take(self) -> float:
-        """Return the number for the next step's flags: 0 if nothing was told."""
+    def take(self, settings: ParamGroups | None = None) -> float:
+        """Return the number for the next step's flags: 0 if nothing was told or has changed.
+
+        `settings` are the optimizer's, unless a rank that only serves has others by right.
+        """
+        if settings is not None and settings != self._settings:
+            self._settings = settings
+            self.tell("settings", zlib.crc32(repr(list(map(_exact, settings))).encode()))
         if not self._told:
             return 0.0
         told, self._told = sorted(self._told.items()), {}
         return 1.0 + zlib.crc32(repr(told).encode()) % self._limit
+
+
+def _exact(group: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return a group's settings with all digits of a learning rate that is a tensor."""
+    pairs = sorted(group.items())
+    return [(k, v.tolist() if isinstance(v, torch.Tensor) else v) for k, v in pairs]
 
 
 class Flags:

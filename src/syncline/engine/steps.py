@@ -266,9 +266,10 @@ class Steps:
         told = self._flags.read()
         if not told.is_alike:
             raise UsageError(
-                "since the last step some ranks have loaded optimizer state that others have not, "
-                "or have drawn another order of data from a sampler. Load the same state on every "
-                "rank, and use a sampler that gives every rank the same order."
+                "since the last step some ranks have set other learning rates or other settings of "
+                "the optimizer than others, have loaded optimizer state that others have not, or "
+                "have drawn another order of data from a sampler. Do the same on every rank: a "
+                "schedule that follows a loss must get the same loss on every rank."
             )
         self._must_adopt = told.has_changed_parameters
         if self._agreement is not None and (self._must_adopt or self._agreement.is_due):
