@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 BITS = 32
 """How many bits the number has."""
 _SIZE_BITS = 20
-_MEMORY_BITS = 9
+_MEMORY_BITS = 8
+_KIND_BITS = 3
 _KINDS = (
     "message",
     "barrier",
@@ -31,6 +32,8 @@ _KINDS = (
 )
 KIND = {what: number << (_SIZE_BITS + _MEMORY_BITS) for number, what in enumerate(_KINDS)}
 """By the name of a collective: its part of the number. The rest is `about`."""
+ANNOUNCES = 1 << (BITS - 1)
+"""The bit of a collective that also tells peers that small sums are ready (`announce`)."""
 
 
 def about(memory: Memory) -> int:
@@ -49,10 +52,11 @@ def describe(operation: int) -> str:
     >>> describe(KIND["all_gather"] | 3 << 20 | 4096)
     'all_gather (memory 3, size 4096)'
     """
-    what = _KINDS[operation >> (_SIZE_BITS + _MEMORY_BITS)]
+    what = _KINDS[(operation >> (_SIZE_BITS + _MEMORY_BITS)) % (1 << _KIND_BITS)]
     memory = (operation >> _SIZE_BITS) % (1 << _MEMORY_BITS)
     size = operation % (1 << _SIZE_BITS)
-    return f"{what} (memory {memory}, size {size})" if size else what
+    name = f"{what} (memory {memory}, size {size})" if size else what
+    return f"{name} of step()" if operation & ANNOUNCES else name
 
 
 def refuse_mismatch(control: Control, mine: int, rank: int, theirs: int) -> CommError:

@@ -25,7 +25,7 @@ from syncline.comm.context import Context
 from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.limits import SCRATCH_BYTES
 from syncline.comm.machine import Bell, Star, as_tensor, round_up
-from syncline.comm.operations import BITS, KIND, about, about_size, refuse_mismatch
+from syncline.comm.operations import ANNOUNCES, BITS, KIND, about, about_size, refuse_mismatch
 from syncline.comm.real import Prepared, RealCommunicator, join_plans
 from syncline.comm.shape import shape_of
 from syncline.comm.shared_window import SharedCalls, SharedWindow
@@ -70,6 +70,8 @@ class SharedMemory(RealCommunicator):
         self.allocations: list[tuple[torch.Tensor, ...]] = []
         """All ranks' memory of each `allocate`, in which a window call finds its values."""
         self._num_allocated = 0
+        self._announcing = 0
+        """`ANNOUNCES` if the next collective tells peers that small sums are ready."""
         self._calls: SharedCalls | None = None
 
     @classmethod
@@ -87,7 +89,8 @@ class SharedMemory(RealCommunicator):
         channel = self.hub.channel
         self._counts[channel] = count = self._counts[channel] + _ONE
         column = self._columns[channel]
-        column[self.position] = word = count | KIND[what] | about
+        column[self.position] = word = count | KIND[what] | about | self._announcing
+        self._announcing = 0
         # Taking a lock is a full memory barrier: of two ranks that come at the same time, at least
         # one sees the other's count, so at least one sees that all have come.
         with self._fence:
@@ -145,6 +148,7 @@ class SharedMemory(RealCommunicator):
 
     def announce(self, partials: Partials) -> None:
         partials.announced_by = self._counts[self.hub.channel] + _ONE
+        self._announcing = ANNOUNCES
 
     def plan_reduce_scatter(self, partials: Partials) -> Prepared:
         check_owner(partials.sums, self)
