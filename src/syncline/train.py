@@ -84,8 +84,7 @@ class _Run:
     ) -> None:
         self.job = job = job.resolved(world.size)
         self.world = world
-        self.out = out
-        self.trace = trace
+        self.out, self.trace = out, trace
         self.progress = progress
         self.metrics = Metrics(out)
         self.data = load_data(job)
@@ -98,7 +97,8 @@ class _Run:
         self.faults = InjectedFaults(job, world)
         self.checkpoints = RunCheckpoints(out, job, self.model, world.rank)
         self.resume, self.start = resume, 0
-        self._chosen = self.checkpoints.choose(may_defer=bool(world.machine)) if resume else None
+        may_defer = world.rank > 0 and world.machine != 0
+        self._chosen = self.checkpoints.choose(may_defer=may_defer) if resume else None
 
     def run_in(self, session: Session) -> Summary:
         """Train in a session that is open, from the checkpoint if the run is resumed."""
