@@ -25,14 +25,14 @@ class Zeroing:
         self._gradients = gradients
         self._slots = gradients.slots
         self._discard = discard
-        self._has_zeros = False
+        self.has_zeros = False
         """Whether some gradients count as zeros, not as None."""
 
     def zero_grad(self, *, set_to_none: bool) -> None:
         """Drop gradients; without `set_to_none` those that there were count as zeros."""
         gradients = self._gradients
         if not gradients.num_closed:
-            if self._has_zeros or not set_to_none:
+            if self.has_zeros or not set_to_none:
                 self._mark_zeros(set_to_none)
             gradients.had_gradient = ()
         if gradients.spent.is_on:
@@ -42,13 +42,19 @@ class Zeroing:
             self._drop_pending()
 
     def _mark_zeros(self, set_to_none: bool) -> None:
-        self._has_zeros = not set_to_none
+        self.has_zeros = not set_to_none
         had = self._gradients.had_gradient or [False] * len(self._slots)
         for slot, had_gradient in zip(self._slots, had, strict=True):
             if set_to_none:
                 slot.is_zero = False
             elif had_gradient or slot.fired or raw_grad(slot.parameter) is not None:
                 slot.is_zero = True
+
+    def end_step(self) -> None:
+        """Forget zeros that the step has used: `zero_grad()` after it says what there is now."""
+        self.has_zeros = False
+        for slot in self._slots:
+            slot.is_zero = False
 
     def _drop_late(self) -> None:
         """Drop the gradients that came after the last step."""
