@@ -31,6 +31,7 @@ from syncline.comm.tree import shard_range
 from syncline.errors import UsageError
 from syncline.loader import FlatLoader, ShardedLoader, epoch_order, reseed
 from syncline.step_batches import Dealt
+from worlds import run_program
 
 DATA = TensorDataset(torch.arange(50))
 
@@ -603,3 +604,24 @@ def test_validation_by_shards_tells_the_model_nothing():
         optimizer.zero_grad()
         with torch.no_grad():
             assert sum(len(list(step)) for step in test) == 10
+
+
+FIRST_DRAW = """
+import numpy as np
+from torch.utils.data import DataLoader
+import syncline
+
+class Drawn:
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return np.random.random()  # the first use of numpy.random, which loads it
+
+syncline.init()
+print(*syncline.shard(DataLoader(Drawn(), batch_size=2)))
+"""
+
+
+def test_the_very_first_draw_from_numpy_is_seeded_too():
+    assert run_program(FIRST_DRAW) == run_program(FIRST_DRAW) != b""

@@ -17,7 +17,8 @@ from syncline.comm.tree import shard_range
 from syncline.data import Split
 from syncline.engine.lane import Lane
 from syncline.losses import Loss, Score
-from syncline.recipe import batch_of, seed_everything
+from syncline.recipe import batch_of
+from syncline.samples import seed_generators
 from syncline.seeds import seed_for
 
 # Samples of a part. The loss of a part is one sum, so another number changes the last bits of the
@@ -40,7 +41,7 @@ def evaluate(
         for number in range(len(parts)) if numbers is None else numbers:
             rows = np.arange(parts[number], min(parts[number] + EVALUATION_BATCH, num_samples))
             # A model or data that draw random numbers draw the same on whichever rank this is.
-            seed_everything(seed_for(0, "evaluation", number))
+            seed_generators(seed_for(0, "evaluation", number))
             images, labels = batch_of(split, rows)
             results[number] = loss.score(model(images), labels)
     model.train()

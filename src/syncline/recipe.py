@@ -6,7 +6,6 @@ The trainer and the simulator build a run with these functions, so both get the 
 from __future__ import annotations
 
 import math
-import random
 from bisect import bisect_right
 from typing import Any
 
@@ -21,6 +20,7 @@ from syncline.data import DataSet, Split
 from syncline.errors import ConfigError
 from syncline.loader import epoch_order, reseed
 from syncline.own_functions import find, is_own
+from syncline.samples import seed_generators
 from syncline.seeds import seed_for
 
 
@@ -31,7 +31,7 @@ def build_model(job: Job, dataset: DataSet) -> nn.Module:
     if is_own(settings.name):
         models.check_own(settings.name, settings.image_size, settings.classes)
         find("model.name", settings.name)  # importing it may draw random numbers: seed afterwards
-        seed_everything(seed)
+        seed_generators(seed)
         return models.build_own(settings.name, settings.options)
     classes = settings.classes or dataset.classes
     if classes is None:
@@ -50,7 +50,7 @@ def load_data(job: Job) -> DataSet:
     if is_own(job.data.name):
         # A split that is drawn at random, for example, must be the same on every rank.
         find("data.name", job.data.name)
-        seed_everything(seed_for(job.run.seed, "data"))
+        seed_generators(seed_for(job.run.seed, "data"))
     return data.load(
         job.data.name,
         image_size=job.image_size,
@@ -112,16 +112,6 @@ def batch_of(split: Split, indices: np.ndarray[Any, Any]) -> tuple[torch.Tensor,
     return images.copy_(torch.from_numpy(samples)), torch.from_numpy(labels)
 
 
-def seed_everything(value: int) -> None:
-    """Seed the generators of torch, numpy and Python, which users' own functions may draw from."""
-    if torch.cuda.is_available():
-        torch.manual_seed(value)
-    else:
-        torch.default_generator.manual_seed(value)
-    random.seed(value)
-    np.random.seed(value % 2**32)
-
-
 class Order:
     """Which samples a shard of a step gets, and how many steps there are."""
 
@@ -160,7 +150,7 @@ class Order:
         """Return samples and labels of a shard, and seed torch's generator for its forward."""
         if self._may_draw_anywhere:
             # What users' functions draw from numpy or Python must not depend on the rank.
-            seed_everything(seed_for(self._seed, "samples", step, shard))
+            seed_generators(seed_for(self._seed, "samples", step, shard))
         batch = batch_of(dataset.train, self.indices(step, shard))
         reseed(self._seed, step, shard)
         return batch

@@ -15,7 +15,8 @@ from syncline.comm.base import Communicator, exchange_bytes
 from syncline.data import DataSet, Split
 from syncline.engine.lane import Lane
 from syncline.errors import ConfigError
-from syncline.recipe import batch_of, seed_everything
+from syncline.recipe import batch_of
+from syncline.samples import seed_generators
 from syncline.seeds import seed_for
 
 _SAMPLES = 8
@@ -50,7 +51,7 @@ def _add(digest: hashlib._Hash, split: Split) -> None:
     rows = sorted({*np.linspace(0, len(split) - 1, _SAMPLES).astype(np.int64).tolist()})
     digest.update(f"{len(split)};".encode())
     for row in rows:
-        seed_everything(seed_for(0, "compare", row))
+        seed_generators(seed_for(0, "compare", row))
         for tensor in batch_of(split, np.array([row])):
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
             flat = tensor.detach().contiguous().reshape(-1)

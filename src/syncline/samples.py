@@ -11,10 +11,10 @@ import contextlib
 import functools
 import hashlib
 import random
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import (
     DataLoader,
@@ -42,25 +42,25 @@ _has_cuda = functools.cache(torch.cuda.is_available)
 
 
 def seed_generators(value: int) -> None:
-    """Seed the global generators of torch, Python and, if it is loaded, numpy."""
+    """Seed the global generators of torch, Python and numpy.
+
+    numpy loads its generator when it is first used: seeding loads it, so that the first draw of a
+    user's function is seeded too.
+    """
     seed_torch(value)
     random.seed(value)
-    numpy = sys.modules.get("numpy.random")
-    if numpy is not None:
-        numpy.seed(value & 0xFFFFFFFF)
+    np.random.seed(value & 0xFFFFFFFF)
 
 
 @contextlib.contextmanager
 def _kept_generators() -> Iterator[None]:
     """Restore the global generators after the block."""
-    numpy: Any = sys.modules.get("numpy.random")
     states = torch.get_rng_state(), random.getstate()
-    of_numpy = None if numpy is None else numpy.get_state()
+    of_numpy = np.random.get_state()
     yield
     torch.set_rng_state(states[0])
     random.setstate(states[1])
-    if numpy is not None:
-        numpy.set_state(of_numpy)
+    np.random.set_state(of_numpy)
 
 
 class SeededBatch(NamedTuple):
