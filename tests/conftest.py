@@ -16,6 +16,7 @@ torch.set_num_threads(1)
 
 # How long an example takes depends on what else the machine does; pytest's own limit is enough.
 hypothesis.settings.register_profile("here", deadline=None)
+hypothesis.settings.register_profile("long", deadline=None)  # see engine/test_random_loops.py
 hypothesis.settings.load_profile("here")
 
 

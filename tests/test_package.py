@@ -55,7 +55,7 @@ LAYERS = {
     "recipe": 6,
     "evaluation": 6,
     "same_data": 6,
-    "trial": 6,
+    "own_functions_trial": 6,
     "verify": 6,
     "run_checkpoints": 6,
     "run_ranks": 6,

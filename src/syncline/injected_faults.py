@@ -8,13 +8,13 @@ import time
 
 from syncline.config import Job
 from syncline.faults import Conditions
-from syncline.launch.env import World
+from syncline.launch.env import LaunchedRank
 
 
 class InjectedFaults:
     """The faults of one rank."""
 
-    def __init__(self, job: Job, world: World) -> None:
+    def __init__(self, job: Job, world: LaunchedRank) -> None:
         """Refuse faults of ranks that do not exist, and faults after which no rank computes."""
         self._conditions = Conditions(faults=job.faults, seed=job.run.seed)
         self._rank = world.rank

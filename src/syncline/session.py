@@ -37,7 +37,7 @@ from syncline.config.session import SessionSettings
 from syncline.engine.lane import Lane
 from syncline.engine.replica import Replica
 from syncline.errors import CommError, ConfigError, RankFailed, UsageError
-from syncline.launch.env import World, read_world
+from syncline.launch.env import LaunchedRank, read_world
 from syncline.launch.met import tell_met
 from syncline.resources import explain
 
@@ -51,7 +51,7 @@ soon after its peers have ended, so it must not wait long before it prints its t
 class Session:
     """A rank's connections to its peers, its comm lane and its replicas."""
 
-    def __init__(self, world: World, settings: SessionSettings) -> None:
+    def __init__(self, world: LaunchedRank, settings: SessionSettings) -> None:
         settings.check()
         self.world = world
         self.settings = settings
@@ -230,7 +230,7 @@ def open_session(settings: SessionSettings) -> Session:
     return _open(world_of_group() or read_world(), settings)
 
 
-def open_session_of(job: Job, world: World) -> Session:
+def open_session_of(job: Job, world: LaunchedRank) -> Session:
     """Connect this process as a rank of `syncline train`."""
     if _session is not None:
         raise UsageError("a session is open in this process. A job is trained in one of its own.")
@@ -239,7 +239,7 @@ def open_session_of(job: Job, world: World) -> Session:
     return _open(world, SessionSettings(job.strategy.comm, *times, run.threads))
 
 
-def _open(world: World, settings: SessionSettings) -> Session:
+def _open(world: LaunchedRank, settings: SessionSettings) -> Session:
     global _session
     try:
         _session = Session(world, settings)

@@ -20,7 +20,7 @@ from syncline.errors import RunStopped, SynclineError
 from syncline.evaluation import SharedEvaluation, evaluate_alone
 from syncline.files import explained, make_folder
 from syncline.injected_faults import InjectedFaults
-from syncline.launch.env import World, read_world
+from syncline.launch.env import LaunchedRank, read_world
 from syncline.losses import loss_of
 from syncline.not_finite import NotFinite, mean_loss
 from syncline.perf.pace import Pace
@@ -76,7 +76,7 @@ class _Run:
     def __init__(
         self,
         job: Job,
-        world: World,
+        world: LaunchedRank,
         out: Path,
         progress: Progress,
         resume: bool,

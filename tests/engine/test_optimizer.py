@@ -10,7 +10,7 @@ from syncline.comm.alone import Alone
 from syncline.engine.lane import Lane
 from syncline.engine.optimizer import Reach
 from syncline.engine.replica import Replica
-from syncline.engine.trial import find_reach, leaves_gradients
+from syncline.engine.optimizer_trial import find_reach, leaves_gradients
 from syncline.errors import UsageError
 from syncline.strategies import Synchronous
 

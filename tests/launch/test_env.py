@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from syncline.errors import ConfigError
-from syncline.launch.env import World, rank_environment, read_world
+from syncline.launch.env import LaunchedRank, rank_environment, read_world
 
 KEY = "00112233445566778899aabbccddeeff"
 
@@ -46,7 +46,7 @@ def refusal(environ: dict[str, str]) -> str:
 
 def test_with_nothing_set_it_is_a_world_of_one():
     world = read_world({})
-    assert world == World(
+    assert world == LaunchedRank(
         rank=0,
         size=1,
         local_rank=0,
@@ -63,7 +63,7 @@ def test_with_nothing_set_it_is_a_world_of_one():
 
 def test_the_variables_of_torchrun_are_read():
     world = read_world(TORCHRUN)
-    assert world == World(
+    assert world == LaunchedRank(
         rank=3,
         size=4,
         local_rank=1,
@@ -86,7 +86,7 @@ def test_what_our_launcher_sets_is_what_a_rank_reads(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     environ = rank_environment(1, ranks=2, port=4000, key=KEY, job="j", threads=3)
     world = read_world(environ)
-    assert world == World(
+    assert world == LaunchedRank(
         rank=1,
         size=2,
         local_rank=1,
@@ -105,7 +105,7 @@ def test_what_our_launcher_sets_is_what_a_rank_reads(monkeypatch):
 
 def test_the_variables_of_slurm_are_read():
     world = read_world(SLURM)
-    assert world == World(
+    assert world == LaunchedRank(
         rank=9,
         size=11,
         local_rank=1,

@@ -23,7 +23,7 @@ from syncline.cli.worker import load, try_own, work
 from syncline.config import Job, job_to_toml, read_job
 from syncline.errors import ConfigError
 from syncline.files import check_can_be_written
-from syncline.launch.env import World, read_world
+from syncline.launch.env import LaunchedRank, read_world
 from syncline.launch.local import BAD_INPUT, STOPPED, launch
 from syncline.own_functions import is_own
 from syncline.report.result import print_result
@@ -163,12 +163,12 @@ def _checked_for_resume(job: Job, out: Path | None) -> Path:
     return folder
 
 
-def _is_rank(world: World) -> bool:
+def _is_rank(world: LaunchedRank) -> bool:
     """Say whether this process is a rank or a launcher: a Slurm job of one task may be either."""
     return world.launcher in ("torchrun", "syncline") or world.size > 1
 
 
-def _ranks(job: Job, ranks: int | None, world: World) -> int:
+def _ranks(job: Job, ranks: int | None, world: LaunchedRank) -> int:
     if ranks is not None:
         check_ranks("--ranks", ranks)
     if not _is_rank(world):

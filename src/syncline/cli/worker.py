@@ -42,7 +42,7 @@ def try_own(job: Job) -> None:
     """Try the job's own functions, in a process that is thrown away. Returns if they work."""
     end_promptly()
     try:
-        from syncline.trial import try_job
+        from syncline.own_functions_trial import try_job
 
         try_job(job)
     except SynclineError as error:

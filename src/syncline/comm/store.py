@@ -24,7 +24,7 @@ import torch.distributed as dist
 from syncline.comm.rendezvous import local_address_towards, wait_for_listener
 from syncline.comm.shape import Machines
 from syncline.errors import CommError, ConfigError
-from syncline.launch.env import World, read_world_of_group
+from syncline.launch.env import LaunchedRank, read_world_of_group
 
 _num_sessions = 0
 """How many sessions of this process used a store of the user's: their entries stay in it."""
@@ -54,14 +54,14 @@ class JobStore:
             ) from None
 
 
-def world_of_group() -> World | None:
+def world_of_group() -> LaunchedRank | None:
     """Return the world of the process group that the user made; None if there is none."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     return read_world_of_group(dist.get_rank(), dist.get_world_size())
 
 
-def join_group_store(world: World, meet_s: float) -> tuple[World, JobStore]:
+def join_group_store(world: LaunchedRank, meet_s: float) -> tuple[LaunchedRank, JobStore]:
     """Return the store of the user's process group, and the world with the id of its job."""
     global _num_sessions
     store = JobStore(dist.distributed_c10d._get_default_store(), world.rank, meet_s)
@@ -72,7 +72,7 @@ def join_group_store(world: World, meet_s: float) -> tuple[World, JobStore]:
     return replace(world, job_id=_checked(store.get(key), r"[0-9a-f]{16}", 0)), store
 
 
-def join_store(world: World, meet_s: float) -> JobStore:
+def join_store(world: LaunchedRank, meet_s: float) -> JobStore:
     """Return the store where rank 0 listens. Every rank calls it."""
     from torch.distributed.rendezvous import rendezvous
 
@@ -108,7 +108,7 @@ def join_store(world: World, meet_s: float) -> JobStore:
     return JobStore(store, world.rank, meet_s)
 
 
-def find_machines(world: World, store: JobStore) -> Machines:
+def find_machines(world: LaunchedRank, store: JobStore) -> Machines:
     """Return all ranks by machine, machines in the order of their lowest rank. Every rank calls it.
 
     Ranks share a machine if their launcher says so or, if it says nothing, if their machine has one

@@ -23,7 +23,7 @@ from syncline.comm.base import Communicator, Memory, Partials, Strips
 from syncline.comm.hub import ALONE
 from syncline.comm.tree import LeafPlan
 from syncline.contract import Family, ParamGroups, UpdateSettings
-from syncline.engine.layout import BLOCK_ELEMENTS, Layout, Place
+from syncline.engine.layout import BLOCK_ELEMENTS, Layout, BucketPlace
 from syncline.engine.share import Part
 from syncline.sizes import Size
 
@@ -38,7 +38,7 @@ class Slot:
     name: str
     parameter: torch.nn.Parameter
     number: int
-    """Place in registration order: the order of norms and flags, the same for any layout."""
+    """BucketPlace in registration order: the order of norms and flags, the same for any layout."""
     offset: int = 0
     bucket: Bucket | None = None
     gradients: list[torch.Tensor] = field(default_factory=list)
@@ -52,8 +52,6 @@ class Slot:
     """Whether any shard of this step delivered a gradient."""
     place: Address | None = None
     """Address and strides that the engine gave the parameter; None until buckets are built."""
-    is_zero: bool = False
-    """Whether plain PyTorch would hold zeros in `.grad`, after `zero_grad(set_to_none=False)`."""
 
     num_elements: int = field(init=False)
 
@@ -215,7 +213,7 @@ class Bucket:
         return self.gradient.result if each else self.gradient.sums[0].mine
 
 
-def slots_at(place: Place, slots: Sequence[Slot]) -> list[Slot]:
+def slots_at(place: BucketPlace, slots: Sequence[Slot]) -> list[Slot]:
     """Return the slots of a new bucket, and set their offsets."""
     mine = [slots[number] for number in place.numbers]
     for slot, offset in zip(mine, place.offsets, strict=True):

@@ -168,8 +168,6 @@ class ComputeLane:
                 self._built.exchange_inline(self.step_number, flags, settings)
                 if self._outside.has_changed:
                     self.waiting.give_back_loaded()
-            if self._zeroing.has_zeros:
-                self._zeroing.end_step()
             self._begin_next_step()
         self._outside.raise_versions()
         return (self._idle_optimizer,), instead

@@ -28,7 +28,7 @@ from syncline.comm.hub import NUM_CHANNELS
 from syncline.contract import ParamGroups, Plan
 from syncline.engine.bucket import Bucket
 from syncline.engine.optimizer import snapshot
-from syncline.engine.trial import leaves_gradients
+from syncline.engine.optimizer_trial import leaves_gradients
 
 log = logging.getLogger("syncline")
 

@@ -33,6 +33,7 @@ from syncline.engine.parameters import (
     put_grad,
     raw_grad,
     take_grad,
+    waiting_grad,
 )
 from syncline.engine.refusals import (
     check_gradient,
@@ -178,7 +179,7 @@ class Gradients:
             return True
         if self.spent.is_on:
             return False
-        return any(slot.fired or raw_grad(slot.parameter) is not None for slot in self.slots)
+        return any(slot.fired or waiting_grad(slot.parameter) is not None for slot in self.slots)
 
     def _pass_to(self, shard: int) -> None:
         """Go to a shard of a step that has no gradient yet, forwards or backwards."""
@@ -248,8 +249,6 @@ class Gradients:
                 slot.has_gradient = True
                 if slot.fired > slot.expected:
                     slot.expected = slot.fired
-            elif slot.is_zero:
-                slot.has_gradient = True
         self._end_buffers(self.shard)
         self.num_closed += 1
         self.is_closed = True  # last, so that the next step() refuses a bad gradient again
@@ -303,6 +302,8 @@ class Gradients:
         """Expect the gradients of the next step."""
         self.is_sent = self.is_between = self._is_flat = False
         self.num_closed = 0
+        if self.spent.zeros:
+            self.spent.zeros.clear()
         if self._kept:
             self._kept = {}
         if self.mine:

@@ -45,7 +45,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BucketPlace:
     """One bucket of a layout: its parameters, their offsets, cuts into strips, its channel."""
 
     index: int
@@ -63,7 +63,7 @@ class Layout:
 
     overlap: bool
     bucket_bytes: int
-    places: tuple[Place, ...]
+    places: tuple[BucketPlace, ...]
     """In the order of first use; unused parameters come last."""
     send_order: tuple[int, ...]
     """Indices of `places`: last layers first, unused parameters at the end."""
@@ -146,7 +146,7 @@ def lay_out(
         # Neighbouring buckets get different channels, so that both can be under way.
         channel = ALONE if shape.num_channels == 1 else 1 + index % (shape.num_channels - 1)
         numbers = tuple(size.number for size in bucket)
-        places.append(Place(index, family_index, numbers, offsets, num_elements, cuts, channel))
+        places.append(BucketPlace(index, family_index, numbers, offsets, num_elements, cuts, channel))
     num_used = sum(bucket[0].is_used for _, bucket in filled)
     send_order = (*reversed(range(num_used)), *range(num_used, len(places)))
     step_channel = ALONE if all(shape.num_channels == 1 for shape in shapes) else 0

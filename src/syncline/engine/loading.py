@@ -22,7 +22,7 @@ from syncline.engine.bucket import Bucket, Slot, point_to, view_of
 from syncline.engine.buffers import Buffers
 from syncline.engine.changes import ChangesOutside
 from syncline.engine.compute import ComputeLane
-from syncline.engine.parameters import raw_grad
+from syncline.engine.parameters import waiting_grad
 from syncline.errors import UsageError
 
 
@@ -94,7 +94,7 @@ class Loading:
         if len(gradients.mine) < 2:
             return
         slots = gradients.slots
-        is_begun = any(slot.fired or raw_grad(slot.parameter) is not None for slot in slots)
+        is_begun = any(slot.fired or waiting_grad(slot.parameter) is not None for slot in slots)
         if is_begun or gradients.is_closed or gradients.shard != gradients.mine[0]:
             raise UsageError(
                 "load_state_dict() came between two shards of a step: some shards would count with "

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from syncline.engine.spent import is_spent, spent_of
+from syncline.engine.spent import is_only_zeros, is_spent, spent_of
 from syncline.errors import UsageError
 
 
@@ -64,6 +64,12 @@ def raw_grad(parameter: torch.Tensor) -> torch.Tensor | None:
     with torch._C.DisableTorchFunctionSubclass():
         gradient = _GRAD.__get__(parameter)
     return gradient
+
+
+def waiting_grad(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Return the gradient that waits in `.grad` for a step; zeros of `zero_grad()` are none."""
+    gradient = raw_grad(parameter)
+    return None if gradient is None or is_only_zeros(parameter, gradient) else gradient
 
 
 def take_grad(parameter: torch.Tensor) -> torch.Tensor | None:
@@ -180,15 +186,13 @@ class Guarded(Watched):
     def grad(self) -> torch.Tensor | None:
         if is_spent(self):
             return _refuse_read(self, _AFTER_STEP)
-        if _GRAD.__get__(self) is not None:
-            return _refuse_read(self, _READ)
-        return None
+        return raw_grad(self) if waiting_grad(self) is None else _refuse_read(self, _READ)
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
         if is_spent(self):
             _set_spent(self, value)
-        elif _GRAD.__get__(self) is not None:
+        elif waiting_grad(self) is not None:
             raise UsageError(_SET)
         else:
             put_grad(self, value)  # None, or a gradient that the user computed
@@ -204,7 +208,7 @@ class UsedUp(Watched):
     def grad(self) -> torch.Tensor | None:
         if is_spent(self):
             return _refuse_read(self, _AFTER_STEP)
-        return None if raw_grad(self) is None else _refuse_read(self, _READ)
+        return raw_grad(self) if waiting_grad(self) is None else _refuse_read(self, _READ)
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:

@@ -38,6 +38,8 @@ class Spent:
         self.num_parameters = 0
         self.zeroed: set[int] = set()
         """The parameters that were zeroed one by one, by id."""
+        self.zeros: dict[int, torch.Tensor] = {}
+        """What `zero_grad(set_to_none=False)` put into `.grad` for this step, by parameter id."""
         for parameter in parameters:
             self.num_parameters += 1
             _by_parameter[id(parameter)] = self
@@ -75,6 +77,14 @@ _by_parameter: dict[int, Spent] = {}
 def spent_of(parameter: torch.Tensor) -> Spent | None:
     """Return the state of the loop that trains a parameter."""
     return _by_parameter.get(id(parameter))
+
+
+def is_only_zeros(parameter: torch.Tensor, gradient: torch.Tensor) -> bool:
+    """Say whether a `.grad` holds the zeros of `zero_grad()`, to which nothing was added yet."""
+    spent = _by_parameter.get(id(parameter))
+    if spent is None or not spent.zeros:
+        return False
+    return spent.zeros.get(id(parameter)) is gradient and gradient._version == 0
 
 
 def is_spent(parameter: torch.Tensor) -> bool:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch.nn import Parameter
 
+from syncline.engine.bucket import Slot
 from syncline.engine.gradients import Gradients
 from syncline.engine.parameters import GradientTaken, UsedUp, become, put_grad, raw_grad
 from syncline.engine.refusals import refuse_gradient_between_shards, refuse_partial_discard
@@ -25,36 +27,36 @@ class Zeroing:
         self._gradients = gradients
         self._slots = gradients.slots
         self._discard = discard
-        self.has_zeros = False
-        """Whether some gradients count as zeros, not as None."""
 
     def zero_grad(self, *, set_to_none: bool) -> None:
-        """Drop gradients; without `set_to_none` those that there were count as zeros."""
+        """Drop gradients; without `set_to_none` leave zeros where there was one."""
         gradients = self._gradients
+        zeroed: list[Slot] = []
         if not gradients.num_closed:
-            if self.has_zeros or not set_to_none:
-                self._mark_zeros(set_to_none)
+            zeroed = [] if set_to_none else self._find_used()
             gradients.had_gradient = ()
         if gradients.spent.is_on:
             gradients.spent.end()
             self._drop_late()
         elif self._is_pending():
             self._drop_pending()
+        for slot in zeroed:
+            self._put_zeros(slot.parameter)
 
-    def _mark_zeros(self, set_to_none: bool) -> None:
-        self.has_zeros = not set_to_none
+    def _find_used(self) -> list[Slot]:
+        """Return the slots whose `.grad` is not None in plain PyTorch."""
         had = self._gradients.had_gradient or [False] * len(self._slots)
-        for slot, had_gradient in zip(self._slots, had, strict=True):
-            if set_to_none:
-                slot.is_zero = False
-            elif had_gradient or slot.fired or raw_grad(slot.parameter) is not None:
-                slot.is_zero = True
+        return [
+            slot
+            for slot, had_gradient in zip(self._slots, had, strict=True)
+            if had_gradient or slot.fired or raw_grad(slot.parameter) is not None
+        ]
 
-    def end_step(self) -> None:
-        """Forget zeros that the step has used: `zero_grad()` after it says what there is now."""
-        self.has_zeros = False
-        for slot in self._slots:
-            slot.is_zero = False
+    def _put_zeros(self, parameter: Parameter) -> None:
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            zeros = torch.zeros_like(parameter)
+        self._gradients.spent.zeros[id(parameter)] = zeros
+        put_grad(parameter, zeros)
 
     def _drop_late(self) -> None:
         """Drop the gradients that came after the last step."""
@@ -81,8 +83,10 @@ class Zeroing:
     def _drop_pending(self) -> None:
         """Drop gradients of the step to come."""
         gradients = self._gradients
-        is_sent = gradients.is_sent or gradients.sends_in_backward
-        if is_sent and len(gradients.mine) == 1:
+        is_on_its_way = gradients.is_sent or (
+            gradients.sends_in_backward and any(slot.fired for slot in self._slots)
+        )
+        if is_on_its_way and len(gradients.mine) == 1:
             self._discard()
             return
         if gradients.is_sent or any(slot.is_taken for slot in self._slots):

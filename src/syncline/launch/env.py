@@ -22,15 +22,15 @@ from syncline.launch.world import (
     ALONE,
     NOWHERE,
     Launcher,
-    Place,
+    MachinePlace,
     Variables,
-    World,
+    LaunchedRank,
     contradiction,
     digest,
 )
 
 __all__ = [
-    "World",
+    "LaunchedRank",
     "rank_environment",
     "read_world",
     "read_world_of_group",
@@ -45,10 +45,10 @@ _RANKS = ("LOCAL_RANK", "PMIX_RANK")
 _SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE")
 
 
-def read_world(environ: Mapping[str, str] | None = None) -> World:
+def read_world(environ: Mapping[str, str] | None = None) -> LaunchedRank:
     """Read the world from a launcher's variables: `environ`, or os.environ if that is None."""
     environ = os.environ if environ is None else environ
-    found: World | None = None
+    found: LaunchedRank | None = None
     for world in _worlds(environ, _key(environ)):
         # A world of one does not hide another: `mpirun -n 4` inside a Slurm step of one task.
         if found is None or world.size > 1:
@@ -59,7 +59,7 @@ def read_world(environ: Mapping[str, str] | None = None) -> World:
         _refuse_traces(environ, None)
         job_id = digest("alone", os.getpid())
         remark = remark_outside_a_step(environ)
-        return World(0, 1, *ALONE, None, None, _key(environ), "alone", job_id, remark)
+        return LaunchedRank(0, 1, *ALONE, None, None, _key(environ), "alone", job_id, remark)
     if "RANK" not in environ:
         if found.size == 1:
             _refuse_traces(environ, found)
@@ -68,7 +68,7 @@ def read_world(environ: Mapping[str, str] | None = None) -> World:
     return found
 
 
-def read_world_of_group(rank: int, size: int, environ: Mapping[str, str] | None = None) -> World:
+def read_world_of_group(rank: int, size: int, environ: Mapping[str, str] | None = None) -> LaunchedRank:
     """Return the world of a process group that the user made, as far as it is known without it.
 
     Its job has no id yet: the session makes one.
@@ -76,7 +76,7 @@ def read_world_of_group(rank: int, size: int, environ: Mapping[str, str] | None 
     environ = os.environ if environ is None else environ
     address = environ.get("MASTER_ADDR", "").strip() or None
     place = ALONE if size == 1 else NOWHERE
-    world = World(rank, size, *place, address, None, _key(environ), "torch.distributed", "")
+    world = LaunchedRank(rank, size, *place, address, None, _key(environ), "torch.distributed", "")
     if size == 1:
         said = read_world(environ)
         if said.size > 1:
@@ -145,7 +145,7 @@ def thread_environment(threads: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
-def _worlds(environ: Mapping[str, str], key: bytes | None) -> Iterator[World]:
+def _worlds(environ: Mapping[str, str], key: bytes | None) -> Iterator[LaunchedRank]:
     """Yield what each launcher says. RANK is explicit: nothing else counts beside it."""
     if "RANK" in environ:
         yield _from_torchrun(environ, key)
@@ -157,7 +157,7 @@ def _worlds(environ: Mapping[str, str], key: bytes | None) -> Iterator[World]:
     yield from from_mpi(environ, key)
 
 
-def _from_torchrun(environ: Mapping[str, str], key: bytes | None) -> World:
+def _from_torchrun(environ: Mapping[str, str], key: bytes | None) -> LaunchedRank:
     variables = Variables(environ, "RANK")
     size = variables.size("WORLD_SIZE")
     rank = variables.below("RANK", ("WORLD_SIZE", size))
@@ -167,10 +167,10 @@ def _from_torchrun(environ: Mapping[str, str], key: bytes | None) -> World:
     restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     job_id = digest(run_id, address, port, restarts)
     launcher: Launcher = "syncline" if "SYNCLINE_JOB" in environ else "torchrun"
-    return World(rank, size, *place, address, port, key, launcher, job_id)
+    return LaunchedRank(rank, size, *place, address, port, key, launcher, job_id)
 
 
-def _place(variables: Variables, size: int) -> Place:
+def _place(variables: Variables, size: int) -> MachinePlace:
     """Return what LOCAL_* and GROUP_* say, or NOWHERE if they do not say it all."""
     world = "WORLD_SIZE", size
     local_rank: int | None = None
@@ -205,7 +205,7 @@ def _place(variables: Variables, size: int) -> Place:
     return local_rank, local_size, machine, num_machines
 
 
-def _from_lightning(environ: Mapping[str, str], key: bytes | None) -> World | None:
+def _from_lightning(environ: Mapping[str, str], key: bytes | None) -> LaunchedRank | None:
     """Return the world of Lightning's launcher; None if it cannot be this one's.
 
     Lightning starts equally many processes on every machine, and does not say how many. Often only
@@ -231,10 +231,10 @@ def _from_lightning(environ: Mapping[str, str], key: bytes | None) -> World | No
     place = ALONE if size == 1 else NOWHERE
     address, port = variables.where(is_needed=size > 1)
     job_id = digest("lightning", address, port)
-    return World(rank, size, *place, address, port, key, "lightning", job_id)
+    return LaunchedRank(rank, size, *place, address, port, key, "lightning", job_id)
 
 
-def _refuse_traces(environ: Mapping[str, str], found: World | None) -> None:
+def _refuse_traces(environ: Mapping[str, str], found: LaunchedRank | None) -> None:
     """Refuse variables of a launcher of several ranks that do not say which rank this is."""
     traces = [name for name in _RANKS if _number(environ, name) > (-1 if found is None else 0)]
     if found is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from syncline.errors import ConfigError
-from syncline.launch.world import NOWHERE, Launcher, Variables, World, digest
+from syncline.launch.world import NOWHERE, Launcher, Variables, LaunchedRank, digest
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ ENGINES = (
 )
 
 
-def from_mpi(environ: Mapping[str, str], key: bytes | None) -> Iterator[World]:
+def from_mpi(environ: Mapping[str, str], key: bytes | None) -> Iterator[LaunchedRank]:
     """Yield the world of each engine that has left its variables."""
     for engine in ENGINES:
         if engine.rank in environ or engine.size in environ:
             yield _read(engine, environ, key)
 
 
-def check_agreement(world: World, environ: Mapping[str, str]) -> None:
+def check_agreement(world: LaunchedRank, environ: Mapping[str, str]) -> None:
     """Refuse engines that say another rank, or another number of ranks, than `world`."""
     for engine in ENGINES:
         if engine.rank in environ and engine.size in environ:
@@ -87,7 +87,7 @@ def _rank_and_size(engine: Engine, variables: Variables) -> tuple[int, int]:
     return variables.below(engine.rank, (engine.size, size)), size
 
 
-def _read(engine: Engine, environ: Mapping[str, str], key: bytes | None) -> World:
+def _read(engine: Engine, environ: Mapping[str, str], key: bytes | None) -> LaunchedRank:
     variables = Variables(environ, engine.rank if engine.rank in environ else engine.size)
     rank, size = _rank_and_size(engine, variables)
     job = _first(environ, engine.job)
@@ -99,7 +99,7 @@ def _read(engine: Engine, environ: Mapping[str, str], key: bytes | None) -> Worl
             variables.below(local_rank, (engine.size, size))
         # The launcher's process makes the name unique: Open MPI 4 counts its jobs up to 65536.
         job_id = digest(engine.launcher, name, _launcher_process(engine.rank))
-        return World(rank, size, rank, size, 0, 1, address, port, key, engine.launcher, job_id)
+        return LaunchedRank(rank, size, rank, size, 0, 1, address, port, key, engine.launcher, job_id)
     if address is None:
         raise ConfigError(
             "MASTER_ADDR, MASTER_PORT",
@@ -110,7 +110,7 @@ def _read(engine: Engine, environ: Mapping[str, str], key: bytes | None) -> Worl
             "free port.",
         )
     job_id = digest(engine.launcher, name, address, port)
-    return World(rank, size, *NOWHERE, address, port, key, engine.launcher, job_id)
+    return LaunchedRank(rank, size, *NOWHERE, address, port, key, engine.launcher, job_id)
 
 
 def _is_on_one_machine(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from syncline.launch.world import Variables, World, contradiction, digest
+from syncline.launch.world import Variables, LaunchedRank, contradiction, digest
 
 _PAIRS = {
     "SLURM_STEP_NUM_TASKS": "SLURM_NTASKS",
@@ -20,7 +20,7 @@ _PAIRS = {
 }
 
 
-def from_slurm(environ: Mapping[str, str], key: bytes | None) -> World | None:
+def from_slurm(environ: Mapping[str, str], key: bytes | None) -> LaunchedRank | None:
     """Return the world of a Slurm step; None outside one."""
     if "SLURM_STEP_ID" not in environ:
         return None
@@ -51,7 +51,7 @@ def from_slurm(environ: Mapping[str, str], key: bytes | None) -> World | None:
     else:
         # Below Linux's ephemeral ports (from 32768), and equal on all ranks.
         port = 12000 + variables.integer("SLURM_JOB_ID") % 20000
-    return World(
+    return LaunchedRank(
         rank=rank,
         size=size,
         local_rank=local_rank,

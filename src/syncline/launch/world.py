@@ -16,15 +16,15 @@ Launcher = Literal[
     "alone", "torch.distributed", "torchrun", "syncline", "lightning", "slurm", "mpirun", "flux"
 ]
 
-Place = tuple[int | None, int | None, int | None, int | None]
+MachinePlace = tuple[int | None, int | None, int | None, int | None]
 """Local rank, local size, machine, number of machines."""
-ALONE: Place = (0, 1, 0, 1)
-NOWHERE: Place = (None, None, None, None)
+ALONE: MachinePlace = (0, 1, 0, 1)
+NOWHERE: MachinePlace = (None, None, None, None)
 """The launcher does not say which ranks share a machine."""
 
 
 @dataclass(frozen=True)
-class World:
+class LaunchedRank:
     """A rank's place among all ranks, and how it finds the others.
 
     `local_rank`, `local_size`, `machine` and `num_machines` are None if the launcher does not say
@@ -52,7 +52,7 @@ class World:
         """Whether the launcher says that all ranks share one machine."""
         return self.num_machines == 1
 
-    def on_machines(self, machines: Sequence[tuple[int, ...]]) -> World:
+    def on_machines(self, machines: Sequence[tuple[int, ...]]) -> LaunchedRank:
         """Return the world with the place that follows from all ranks by machine."""
         machine = next(at for at, ranks in enumerate(machines) if self.rank in ranks)
         world = dataclasses.replace(

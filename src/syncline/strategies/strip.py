@@ -9,7 +9,7 @@ from syncline.contract import Model, Saved, UpdateSettings
 from syncline.engine.bucket import Bucket
 from syncline.strategies.replicas import run_values
 from syncline.strategies.terms import TermsTold
-from syncline.strategies.trial import decay_of_steps
+from syncline.strategies.rule_trial import decay_of_steps
 
 
 class Strip:
@@ -24,7 +24,7 @@ class Strip:
         decays_apart: bool | None,
         saved: Saved,
     ) -> None:
-        """`low` and `high` are its ends; `decays_apart` says how weight decay acts (`trial.py`)."""
+        """`low` and `high` are its ends; `decays_apart` says how weight decay acts (`rule_trial.py`)."""
         # Laid out like the bucket, for the optimizer; pages outside the strip are never allocated.
         values = torch.empty_like(bucket.parameters.memory.mine)
         gradient = torch.empty_like(values)

@@ -25,7 +25,7 @@ from syncline.errors import ConfigError, UsageError
 from syncline.sizes import InOne, Size
 from syncline.strategies.replicas import plan_own_replicas, run_values
 from syncline.strategies.settings import PublishedSettings
-from syncline.strategies.trial import is_sgd
+from syncline.strategies.rule_trial import is_sgd
 
 
 def plan_vectors(
