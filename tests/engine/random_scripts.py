@@ -103,8 +103,9 @@ class Script:
 
     def _set_gradients(self, seed, scale):
         loss = self.model(self.x(seed), True).square().mean() * scale
-        found = torch.autograd.grad(loss, list(self.model.parameters()), allow_unused=True)
-        for parameter, gradient in zip(self.model.parameters(), found, strict=True):
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        found = torch.autograd.grad(loss, trained, allow_unused=True)
+        for parameter, gradient in zip(trained, found, strict=True):
             parameter.grad = gradient
 
     def _each_to_none(self, *_):
