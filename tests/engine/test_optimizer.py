@@ -9,8 +9,8 @@ from torch import nn
 from syncline.comm.alone import Alone
 from syncline.engine.lane import Lane
 from syncline.engine.optimizer import Reach
-from syncline.engine.replica import Replica
 from syncline.engine.optimizer_trial import find_reach, leaves_gradients
+from syncline.engine.replica import Replica
 from syncline.errors import UsageError
 from syncline.strategies import Synchronous
 

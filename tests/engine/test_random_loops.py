@@ -13,9 +13,9 @@ import pytest
 import torch
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
+from random_scripts import DEEDS, USUAL, Script
 
 import syncline
-from random_scripts import DEEDS, USUAL, Script
 from ranks import RankError, run_ranks
 from syncline.errors import UsageError
 from syncline.session import close_session
@@ -34,7 +34,9 @@ scripts = st.lists(
 @settings(max_examples=200 * MORE, derandomize=not IS_LONG)
 @given(scripts, st.booleans(), st.booleans())
 @example(["backward", "zeros", "backward", "step", "each to none", "step"], False, False)
-@example(["backward", "step", "zeros", "each to none", "backward without aside", "step"], True, True)
+@example(
+    ["backward", "step", "zeros", "each to none", "backward without aside", "step"], True, True
+)
 def test_a_script_is_refused_or_has_the_bits_of_plain_pytorch(deeds, overlap, private):
     expected = Script(is_ours=False).run(deeds)
     close_session()

@@ -23,7 +23,7 @@ from syncline.comm.base import Communicator, Memory, Partials, Strips
 from syncline.comm.hub import ALONE
 from syncline.comm.tree import LeafPlan
 from syncline.contract import Family, ParamGroups, UpdateSettings
-from syncline.engine.layout import BLOCK_ELEMENTS, Layout, BucketPlace
+from syncline.engine.layout import BLOCK_ELEMENTS, BucketPlace, Layout
 from syncline.engine.share import Part
 from syncline.sizes import Size
 

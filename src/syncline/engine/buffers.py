@@ -161,6 +161,10 @@ class Buffers:
         """Buffers that are neither statistics nor counters of norm layers."""
         return [home.value() for home in self._other_homes]
 
+    def all(self) -> list[torch.Tensor]:
+        """Return every buffer: statistics, counters and others."""
+        return [*(home.value() for home in self._norms), *self._small]
+
     @property
     def has_changed_others(self) -> bool:
         """Say whether forward wrote buffers that are not statistics."""

@@ -27,8 +27,8 @@ from syncline.engine.lane import Lane
 from syncline.engine.layout import Layout, cut, lay_out
 from syncline.engine.memory import make_buckets, shapes_of
 from syncline.engine.optimizer import OptimizerOnStrip, Reach, param_group_numbers
-from syncline.engine.share import Share
 from syncline.engine.optimizer_trial import find_reach
+from syncline.engine.share import Share
 from syncline.engine.waiting import ThreadEvent
 from syncline.perf.trace import TaskId
 

@@ -20,6 +20,7 @@ from syncline.comm.control import Control
 from syncline.contract import ParamGroups, Strategy
 from syncline.engine.bucket import Bucket, Slot
 from syncline.engine.buffers import Buffers
+from syncline.engine.buffers_in_flight import BuffersInFlight
 from syncline.engine.changes import ChangesOutside
 from syncline.engine.clip import Norm, clip_values
 from syncline.engine.early import EarlyUpdates
@@ -94,7 +95,8 @@ class ComputeLane:
         self._handles = list(self.gradients.hook())
         self.spent = self.gradients.spent
         self._zeroing = Zeroing(self.gradients, self._discard_on_all_ranks)
-        self.waiting = Waiting(model, slots, early, self.spent)
+        in_flight = BuffersInFlight(buffers, lane)
+        self.waiting = Waiting(model, slots, early, self.spent, in_flight)
         lane.wake_on_failure(self._wake)
 
     @property

@@ -80,6 +80,11 @@ class Lane:
     def has_thread(self) -> bool:
         return self._thread is not None
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is the lane's own thread."""
+        return self._thread is threading.current_thread()
+
     def start_thread(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="syncline-comm", daemon=True)

@@ -146,7 +146,9 @@ def lay_out(
         # Neighbouring buckets get different channels, so that both can be under way.
         channel = ALONE if shape.num_channels == 1 else 1 + index % (shape.num_channels - 1)
         numbers = tuple(size.number for size in bucket)
-        places.append(BucketPlace(index, family_index, numbers, offsets, num_elements, cuts, channel))
+        places.append(
+            BucketPlace(index, family_index, numbers, offsets, num_elements, cuts, channel)
+        )
     num_used = sum(bucket[0].is_used for _, bucket in filled)
     send_order = (*reversed(range(num_used)), *range(num_used, len(places)))
     step_channel = ALONE if all(shape.num_channels == 1 for shape in shapes) else 0

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from syncline.engine.bucket import Bucket, Slot
+from syncline.engine.buffers_in_flight import BuffersInFlight
 from syncline.engine.early import EarlyUpdates
 from syncline.engine.first_use import FirstUse, owners_of
 from syncline.engine.parameters import InFlight, UsedUp, become, waiters
@@ -35,12 +36,18 @@ class Waiting:
     """Makes uses of one model's parameters wait."""
 
     def __init__(
-        self, model: nn.Module, slots: Sequence[Slot], early: EarlyUpdates, spent: Spent
+        self,
+        model: nn.Module,
+        slots: Sequence[Slot],
+        early: EarlyUpdates,
+        spent: Spent,
+        buffers: BuffersInFlight,
     ) -> None:
         self._model = model
         self._slots = slots
         self._early = early
         self._spent = spent
+        self._buffers = buffers
         self._parameters = [slot.parameter for slot in slots]
         self._steps: Steps | None = None
         self._buckets: Sequence[Bucket] = ()
@@ -117,6 +124,7 @@ class Waiting:
         for slot in bucket.slots:
             if type(slot.parameter) is InFlight:
                 become(slot.parameter, readable)
+        self._buffers.arrive()  # they are set before any bucket is ready
         is_needed = bucket.is_private or (self._early.why_not is None and not bucket.is_loaded)
         if bucket.has_copy and not is_needed:
             bucket.give_back()
@@ -134,6 +142,7 @@ class Waiting:
                 self.wait(bucket)
 
     def leave(self) -> None:
-        """Make the next use of every parameter wait for its new value."""
+        """Make the next use of every parameter and buffer wait for its new value."""
         for parameter in self._parameters:
             become(parameter, InFlight)
+        self._buffers.leave(lambda: self.wait(self._buckets[0]))

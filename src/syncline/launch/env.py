@@ -21,10 +21,10 @@ from syncline.launch.slurm import from_slurm, remark_outside_a_step
 from syncline.launch.world import (
     ALONE,
     NOWHERE,
+    LaunchedRank,
     Launcher,
     MachinePlace,
     Variables,
-    LaunchedRank,
     contradiction,
     digest,
 )
@@ -68,7 +68,9 @@ def read_world(environ: Mapping[str, str] | None = None) -> LaunchedRank:
     return found
 
 
-def read_world_of_group(rank: int, size: int, environ: Mapping[str, str] | None = None) -> LaunchedRank:
+def read_world_of_group(
+    rank: int, size: int, environ: Mapping[str, str] | None = None
+) -> LaunchedRank:
     """Return the world of a process group that the user made, as far as it is known without it.
 
     Its job has no id yet: the session makes one.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from syncline.errors import ConfigError
-from syncline.launch.world import NOWHERE, Launcher, Variables, LaunchedRank, digest
+from syncline.launch.world import NOWHERE, LaunchedRank, Launcher, Variables, digest
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,9 @@ def _read(engine: Engine, environ: Mapping[str, str], key: bytes | None) -> Laun
             variables.below(local_rank, (engine.size, size))
         # The launcher's process makes the name unique: Open MPI 4 counts its jobs up to 65536.
         job_id = digest(engine.launcher, name, _launcher_process(engine.rank))
-        return LaunchedRank(rank, size, rank, size, 0, 1, address, port, key, engine.launcher, job_id)
+        return LaunchedRank(
+            rank, size, rank, size, 0, 1, address, port, key, engine.launcher, job_id
+        )
     if address is None:
         raise ConfigError(
             "MASTER_ADDR, MASTER_PORT",

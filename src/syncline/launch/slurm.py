@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from syncline.launch.world import Variables, LaunchedRank, contradiction, digest
+from syncline.launch.world import LaunchedRank, Variables, contradiction, digest
 
 _PAIRS = {
     "SLURM_STEP_NUM_TASKS": "SLURM_NTASKS",

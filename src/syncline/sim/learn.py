@@ -22,8 +22,8 @@ from syncline.engine.buffers import Buffers, flat_buffers, load_flat_buffers
 from syncline.engine.clip import Norm
 from syncline.engine.flags import encode
 from syncline.engine.optimizer import OptimizerOnStrip, Reach, param_group_numbers, snapshot
-from syncline.engine.told_settings import flatten, told_to_servers
 from syncline.engine.optimizer_trial import find_reach
+from syncline.engine.told_settings import flatten, told_to_servers
 from syncline.evaluation import evaluate_alone
 from syncline.losses import loss_of
 from syncline.recipe import Order, build_model, build_optimizer, learning_rate, load_data

@@ -8,8 +8,8 @@ from syncline.comm.window import Call
 from syncline.contract import Model, Saved, UpdateSettings
 from syncline.engine.bucket import Bucket
 from syncline.strategies.replicas import run_values
-from syncline.strategies.terms import TermsTold
 from syncline.strategies.rule_trial import decay_of_steps
+from syncline.strategies.terms import TermsTold
 
 
 class Strip:
@@ -24,7 +24,8 @@ class Strip:
         decays_apart: bool | None,
         saved: Saved,
     ) -> None:
-        """`low` and `high` are its ends; `decays_apart` says how weight decay acts (`rule_trial.py`)."""
+        """`low` and `high` are its ends; `decays_apart` says how weight decay acts
+        (`rule_trial.py`)."""
         # Laid out like the bucket, for the optimizer; pages outside the strip are never allocated.
         values = torch.empty_like(bucket.parameters.memory.mine)
         gradient = torch.empty_like(values)

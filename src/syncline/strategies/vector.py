@@ -24,8 +24,8 @@ from syncline.engine.bucket import Bucket, view_of
 from syncline.errors import ConfigError, UsageError
 from syncline.sizes import InOne, Size
 from syncline.strategies.replicas import plan_own_replicas, run_values
-from syncline.strategies.settings import PublishedSettings
 from syncline.strategies.rule_trial import is_sgd
+from syncline.strategies.settings import PublishedSettings
 
 
 def plan_vectors(
