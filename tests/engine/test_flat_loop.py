@@ -125,6 +125,43 @@ def test_schedulers_advance_once_a_step(schedule):
     assert len(set(before[1])) > 1, "the rate should change"
 
 
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_rate_that_is_set_for_every_batch_is_refused(is_before):
+    """With more ranks it would change once a step."""
+    syncline.init()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    replica = syncline.distribute(model, optimizer, shards=SHARDS)
+    for number, x in enumerate(batches(replica)):
+        model(x).square().mean().backward()
+        if is_before:
+            optimizer.param_groups[0]["lr"] *= 0.9
+        if number == 1:
+            with pytest.raises(UsageError, match="changed between two shards"):
+                optimizer.step()
+            break
+        optimizer.step()
+        if not is_before:
+            optimizer.param_groups[0]["lr"] *= 0.9
+        optimizer.zero_grad()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_rate_that_is_set_once_a_step_is_taken():
+    syncline.init()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    replica = syncline.distribute(model, optimizer, shards=SHARDS)
+    for x in batches(replica):
+        model(x).square().mean().backward()
+        optimizer.step()
+        if syncline.step_ended(model):
+            optimizer.param_groups[0]["lr"] *= 0.5
+        optimizer.zero_grad()
+    assert optimizer.param_groups[0]["lr"] == 0.1 * 0.5**STEPS
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("overlap", [True, False])
 def test_zeroing_first_and_not_telling_shards_gives_the_same_bits(overlap):

@@ -38,7 +38,7 @@ from syncline.engine.refusals import (
 )
 from syncline.engine.share import Share
 from syncline.engine.steps import Steps
-from syncline.engine.told_settings import told_to_servers
+from syncline.engine.told_settings import SettingsOfShards, told_to_servers
 from syncline.engine.waiting import Waiting
 from syncline.engine.zeroing import Zeroing
 
@@ -75,9 +75,9 @@ class ComputeLane:
         self._optimizer = optimizer
         self._strategy = strategy
         self._idle_optimizer = idle_copy(optimizer)
+        self._of_shards = SettingsOfShards()
         self._slots = slots
         self._share = share
-        self._rank = share.rank
         self._last_shard = share.mine[-1] if share.mine else 0
         self._buffers = buffers
         self._early = early
@@ -153,12 +153,15 @@ class ComputeLane:
         if gradients.is_sent and any(raw_grad(slot.parameter) is not None for slot in self._slots):
             raise refuse_gradient_after_clipping()
         if gradients.shard != self._last_shard:
+            self._of_shards.compare(snapshot(self._optimizer))
             with self._no_grad:
                 gradients.end_shard_by_step()
             self._outside.raise_versions()  # as if the parameters had changed
             return (self._idle_optimizer,), instead
         with self._no_grad:
             settings = snapshot(self._optimizer)
+            if self._of_shards.first:
+                self._of_shards.compare(settings)
             if self.overlap:
                 self._finish_backward()
                 self._early.check(settings)
@@ -184,7 +187,7 @@ class ComputeLane:
         """Close the last shard; refuse to end a step before all of this rank's shards are done."""
         mine, shard = self._share.mine, self.gradients.shard
         if not mine:
-            raise refuse_steps_of_server(self._rank)
+            raise refuse_steps_of_server(self._share.rank)
         if shard != mine[-1]:
             raise refuse_incomplete_step(self._share.plan, shard - mine[0] + 1, len(mine))
         self.gradients.close_shard()
@@ -199,10 +202,7 @@ class ComputeLane:
 
     def send_ready(self) -> None:
         """Give the comm lane the buckets that are complete."""
-        self._built.send_ready(self._early_settings)
-
-    def _early_settings(self) -> ParamGroups:
-        return self._early.settings(self._optimizer)
+        self._built.send_ready(lambda: self._early.settings(self._optimizer))
 
     def _new_flags(self, settings: ParamGroups) -> list[float]:
         if self.before_flags is not None:
@@ -225,6 +225,7 @@ class ComputeLane:
 
     def _begin_next_step(self) -> None:
         self.step_number += 1
+        self._of_shards.first = []
         if self._control is not None:
             self._control.progress.step = self.step_number
         self._early.begin_step()

@@ -163,6 +163,15 @@ def refuse_schedule_before_step() -> UsageError:
     )
 
 
+def refuse_settings_between_shards() -> UsageError:
+    """Return the error for a learning rate that was set between two shards of a step."""
+    return UsageError(
+        "the learning rate or another setting of the optimizer was changed between two shards of a "
+        "step: this rank computes several shards a step, and with more ranks it would change once. "
+        "Change it `if syncline.step_ended(model):` after step(), and count steps, not batches."
+    )
+
+
 def refuse_steps_of_server(rank: int) -> UsageError:
     """Return the error for a step on a rank that only serves others."""
     return UsageError(

@@ -1,4 +1,4 @@
-"""An optimizer's settings as plain numbers, for ranks that run it for others.
+"""An optimizer's settings as plain numbers: for ranks that run it for others, and to compare.
 
 A rank that only serves takes no steps of its own, so its scheduler does nothing: the workers tell
 it their numbers. Settings that are not numbers, such as switches, are fixed when the optimizer is
@@ -13,6 +13,7 @@ from numbers import Real
 import torch
 
 from syncline.contract import ParamGroups
+from syncline.engine.refusals import refuse_settings_between_shards
 from syncline.engine.share import Share
 
 Numbers = float | tuple[float, ...]
@@ -64,3 +65,18 @@ def restore(settings: ParamGroups, numbers: Sequence[float]) -> ParamGroups:
                 told[key] = next(left)
         restored.append({**group, **told})
     return restored
+
+
+class SettingsOfShards:
+    """Refuses settings that a loop over batches changes between the shards of one step."""
+
+    def __init__(self) -> None:
+        self.first: list[float] = []
+        """The numbers at the `step()` that ended the step's first shard; empty before it."""
+
+    def compare(self, settings: ParamGroups) -> None:
+        """Raise if the settings are not those of the first shard."""
+        numbers = flatten(settings)
+        self.first = self.first or numbers
+        if numbers != self.first:
+            raise refuse_settings_between_shards()
