@@ -82,8 +82,7 @@ class ComputeLane:
         self._buffers = buffers
         self._early = early
         self._outside = outside
-        self._lane = lane
-        self._control = control
+        self._lane, self._control = lane, control
         self.overlap = overlap
         self._steps: Steps | None = None
         self._norm: Norm | None = None
