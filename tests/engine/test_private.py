@@ -211,3 +211,49 @@ def test_servers_hold_the_parameters_so_changes_of_a_copy_are_refused():
             scale(model)
 
     run_ranks(1, work)
+
+
+def train_flat(change_before_step=None, change_after_step=None, steps=3):
+    """A loop over batches: `step()` after each."""
+    syncline.init()
+    model, optimizer = make()
+    replica = syncline.distribute(
+        model, optimizer, shards=4, private_parameters=True, bucket_bytes=512
+    )
+    for step in range(steps):
+        for shard in replica.my_shards:
+            replica.begin_shard(shard, is_flat=True)
+            model(batch(step, shard)).square().mean().backward()
+            if change_before_step is not None:
+                change_before_step(model)
+            optimizer.step()
+            if change_after_step is not None and syncline.step_ended(model):
+                change_after_step(model)
+            optimizer.zero_grad()
+    return digest_of(model.state_dict())
+
+
+def test_changes_once_a_step_of_a_flat_loop_give_the_same_bits():
+    (expected,) = run_ranks(1, lambda: train(steps=3))
+    for size in (1, 2, 4):
+        assert run_ranks(size, lambda: train_flat(change_after_step=scale)) == [expected] * size
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_change_for_every_batch_is_refused():
+    """With more ranks a parameter would change once a step."""
+    with pytest.raises(UsageError, match=r"0.weight was changed in place between two shards"):
+        train_flat(change_before_step=scale)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_change_between_the_shards_of_a_step_is_refused():
+    syncline.init()
+    model, optimizer = make()
+    replica = syncline.distribute(model, optimizer, shards=2, private_parameters=True)
+    scale(model)  # before the step's first shard
+    replica.begin_shard(0)
+    model(batch(0, 0)).square().mean().backward()
+    scale(model)
+    with pytest.raises(UsageError, match=r"0.weight was changed in place between two shards"):
+        replica.begin_shard(1)

@@ -38,7 +38,11 @@ scripts = st.lists(
     ["backward", "step", "zeros", "each to none", "backward without aside", "step"], True, True
 )
 def test_a_script_is_refused_or_has_the_bits_of_plain_pytorch(deeds, overlap, private):
-    expected = Script(is_ours=False).run(deeds)
+    try:
+        expected = Script(is_ours=False).run(deeds)
+    except RuntimeError:
+        event("plain PyTorch fails")  # such as AdamW after a cast
+        return
     close_session()
     syncline.init()
     try:

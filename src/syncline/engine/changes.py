@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from syncline.engine.agreement import Agreement
 from syncline.engine.bucket import Address, Slot
 from syncline.engine.buffers import Buffers
-from syncline.engine.refusals import Found
+from syncline.engine.refusals import Found, refuse_change_in_step
 from syncline.errors import UsageError
 
 _tensor: Any = torch.Tensor
@@ -66,6 +66,8 @@ class ChangesOutside:
         self.has_changed = False
         """Whether parameters were loaded or changed in place since the last step."""
         self._versions: list[int] = []
+        self._is_in_step = False
+        """Whether a `step()` has ended a shard of this step, but not the step."""
         self.note()
 
     def note(self) -> None:
@@ -78,11 +80,20 @@ class ChangesOutside:
         self.note()
         self.has_changed = True
 
-    def raise_versions(self) -> None:
-        """Raise autograd's version counters after a step: the lane and other ranks do not."""
+    def raise_versions(self, *, ends_step: bool = True) -> None:
+        """Raise autograd's version counters after a step: the lane and other ranks do not.
+
+        After a shard of it, too: in plain PyTorch parameters have changed by then.
+        """
         torch.autograd.graph.increment_version(self._parameters)
         self._versions = [version + 1 for version in self._versions]
-        self.has_changed = False
+        self._is_in_step = not ends_step
+        if ends_step:
+            self.has_changed = False
+
+    def begin_shard(self, *, is_first: bool) -> None:
+        """Raise if parameters were changed in place since another shard of the step began."""
+        self.check_values(is_in_step=not is_first)
 
     # Every step calls this: each list is made by one call of `map`, without a step in Python for
     # each parameter.
@@ -114,16 +125,18 @@ class ChangesOutside:
         if self._find_structure() != self._structure:
             self._check_structure()
 
-    def check_values(self) -> None:
-        """Raise if parameters were changed in place that other ranks read."""
+    def check_values(self, *, is_in_step: bool = False) -> None:
+        """Raise if parameters were changed in place that other ranks read, or within a step."""
         before = self._versions
         self.note()
         if self._versions == before:
             return
-        if not self.may_change_parameters:
+        is_in_step = is_in_step or self._is_in_step
+        if is_in_step or not self.may_change_parameters:
             triples = zip(self._slots, self._versions, before, strict=True)
             self._versions = before
-            raise self._refuse_change(next(slot for slot, now, was in triples if now != was))
+            slot = next(slot for slot, now, was in triples if now != was)
+            raise refuse_change_in_step(slot) if is_in_step else self._refuse_change(slot)
         self.has_changed = True
 
     def _refuse_change(self, slot: Slot) -> UsageError:

@@ -155,7 +155,7 @@ class ComputeLane:
             self._of_shards.compare(snapshot(self._optimizer))
             with self._no_grad:
                 gradients.end_shard_by_step()
-            self._outside.raise_versions()  # as if the parameters had changed
+            self._outside.raise_versions(ends_step=False)
             return (self._idle_optimizer,), instead
         with self._no_grad:
             settings = snapshot(self._optimizer)

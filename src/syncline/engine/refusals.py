@@ -163,6 +163,15 @@ def refuse_schedule_before_step() -> UsageError:
     )
 
 
+def refuse_change_in_step(slot: Slot) -> UsageError:
+    """Return the error for a parameter that was changed between two shards of a step."""
+    return UsageError(
+        f"parameter {slot.name} was changed in place between two shards of a step: this rank "
+        "computes several shards a step, and with more ranks it would change once. Change it `if "
+        "syncline.step_ended(model):` after step()."
+    )
+
+
 def refuse_settings_between_shards() -> UsageError:
     """Return the error for a learning rate that was set between two shards of a step."""
     return UsageError(

@@ -280,6 +280,8 @@ class Replica:
         """Say which shard the next batch belongs to; `is_flat`: `step()` comes after each batch."""
         if self.is_detached:
             raise refuse_detached()
+        if len(self.my_shards) > 1:
+            self._guards.outside.begin_shard(is_first=shard == self.my_shards[0])
         self._compute.gradients.begin_shard(shard, self._share.rank, is_flat=is_flat)
 
     def tell_loss(self, loss: float) -> None:
