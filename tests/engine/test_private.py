@@ -246,6 +246,41 @@ def test_a_change_for_every_batch_is_refused():
         train_flat(change_before_step=scale)
 
 
+def thaw(model):
+    model[3].requires_grad_(True)
+
+
+@pytest.mark.usefixtures("alone")
+def test_thawing_in_the_middle_of_a_step_is_refused():
+    """With more ranks no shard of the step would have the gradient yet."""
+    syncline.init()
+    model, optimizer = make()
+    replica = syncline.distribute(model, optimizer, shards=2)
+    model[3].requires_grad_(False)
+    replica.begin_shard(0, is_flat=True)
+    model(batch(0, 0)).square().mean().backward()
+    thaw(model)
+    with pytest.raises(UsageError, match=r"3.weight was thawed between two shards"):
+        optimizer.step()
+
+
+@pytest.mark.usefixtures("alone")
+def test_thawing_between_two_steps_is_taken():
+    syncline.init()
+    model, optimizer = make()
+    replica = syncline.distribute(model, optimizer, shards=2)
+    model[3].requires_grad_(False)
+    for step in range(2):
+        for shard in (0, 1):
+            replica.begin_shard(shard, is_flat=True)
+            model(batch(step, shard)).square().mean().backward()
+            optimizer.step()
+            if syncline.step_ended(model):
+                thaw(model)
+            optimizer.zero_grad()
+    assert optimizer.state_dict()["state"][4]["step"] == 1
+
+
 @pytest.mark.usefixtures("alone")
 def test_a_change_between_the_shards_of_a_step_is_refused():
     syncline.init()

@@ -34,6 +34,7 @@ scripts = st.lists(
 @settings(max_examples=200 * MORE, derandomize=not IS_LONG)
 @given(scripts, st.booleans(), st.booleans())
 @example(["backward", "zeros", "backward", "step", "each to none", "step"], False, False)
+@example(["clip", "backward", "zero", "backward", "step"], False, False)
 @example(
     ["backward", "step", "zeros", "each to none", "backward without aside", "step"], True, True
 )

@@ -68,6 +68,9 @@ class ChangesOutside:
         self._versions: list[int] = []
         self._is_in_step = False
         """Whether a `step()` has ended a shard of this step, but not the step."""
+        self._needed: list[bool] = []
+        """Which parameters needed a gradient when the step's first shard began; empty if that is
+        not known, or if the rank has one shard a step."""
         self.note()
 
     def note(self) -> None:
@@ -90,16 +93,38 @@ class ChangesOutside:
         self._is_in_step = not ends_step
         if ends_step:
             self.has_changed = False
+            self._needed = []
+        else:
+            self._needed = self._find_needed()
 
     def begin_shard(self, *, is_first: bool) -> None:
-        """Raise if parameters were changed in place since another shard of the step began."""
+        """Raise if parameters were changed, frozen or thawed since another shard of the step began.
+
+        Called if this rank has several shards a step.
+        """
         self.check_values(is_in_step=not is_first)
+        if is_first and not self._is_in_step:
+            self._needed = self._find_needed()
+        elif self._needed:
+            self._check_needed()
+
+    def _find_needed(self) -> list[bool]:
+        with torch._C.DisableTorchFunctionSubclass():
+            return [parameter.requires_grad for parameter in self._parameters]
+
+    def _check_needed(self) -> None:
+        for slot, now, was in zip(self._slots, self._find_needed(), self._needed, strict=True):
+            if now != was:
+                raise refuse_change_in_step(slot, "thawed" if now else "frozen")
 
     # Every step calls this: each list is made by one call of `map`, without a step in Python for
     # each parameter.
 
-    def check(self) -> None:
-        """Raise if something has changed since the last step that cannot be right."""
+    def check(self, *, ends_step: bool = True) -> None:
+        """Raise if something has changed since the last step that cannot be right.
+
+        Without `ends_step` this is a `step()` that ends a shard only.
+        """
         parameters, slots = self._parameters, self._slots
         with torch._C.DisableTorchFunctionSubclass():
             # Until buckets are built parameters have no place: buckets take them as they find them.
@@ -110,7 +135,9 @@ class ChangesOutside:
                 if self._buffers.statistics is not None:
                     self._check_statistics()
             if list(map(_version, parameters)) != self._versions:
-                self.check_values()
+                self.check_values(is_in_step=bool(self._needed) and not ends_step)
+        if self._needed and (self._is_in_step or not ends_step):
+            self._check_needed()
         self._agreement.has_told = self.has_changed
         if self._frozen and any(parameter.requires_grad for parameter in self._frozen):
             raise UsageError(
@@ -136,7 +163,11 @@ class ChangesOutside:
             triples = zip(self._slots, self._versions, before, strict=True)
             self._versions = before
             slot = next(slot for slot, now, was in triples if now != was)
-            raise refuse_change_in_step(slot) if is_in_step else self._refuse_change(slot)
+            raise (
+                refuse_change_in_step(slot, "changed in place")
+                if is_in_step
+                else self._refuse_change(slot)
+            )
         self.has_changed = True
 
     def _refuse_change(self, slot: Slot) -> UsageError:

@@ -29,7 +29,7 @@ from syncline.engine.gradients import Gradients
 from syncline.engine.lane import Lane
 from syncline.engine.memory import open_shard
 from syncline.engine.optimizer import idle_copy, snapshot
-from syncline.engine.parameters import Guarded, become, raw_grad
+from syncline.engine.parameters import Guarded, become, put_grad, raw_grad
 from syncline.engine.refusals import (
     refuse_gradient_after_clipping,
     refuse_incomplete_step,
@@ -80,8 +80,7 @@ class ComputeLane:
         self._share = share
         self._last_shard = share.mine[-1] if share.mine else 0
         self._buffers = buffers
-        self._early = early
-        self._outside = outside
+        self._early, self._outside = early, outside
         self._lane, self._control = lane, control
         self.overlap = overlap
         self._steps: Steps | None = None
@@ -145,10 +144,10 @@ class ComputeLane:
         self._lane.check()
         if self.spent.is_on:
             self.spent.refuse_step()
-        self._outside.check()
+        gradients = self.gradients
+        self._outside.check(ends_step=gradients.shard == self._last_shard)
         if self.check is not None:
             self.check()
-        gradients = self.gradients
         if gradients.is_sent and any(raw_grad(slot.parameter) is not None for slot in self._slots):
             raise refuse_gradient_after_clipping()
         if gradients.shard != self._last_shard:
@@ -347,4 +346,5 @@ class ComputeLane:
         self.gradients.had_gradient = ()
         self.spent.end()
         for slot in self._slots:
+            put_grad(slot.parameter, None)  # inline it may have come after clipping
             become(slot.parameter, Parameter if self.overlap else Guarded)

@@ -163,11 +163,11 @@ def refuse_schedule_before_step() -> UsageError:
     )
 
 
-def refuse_change_in_step(slot: Slot) -> UsageError:
+def refuse_change_in_step(slot: Slot, what: str) -> UsageError:
     """Return the error for a parameter that was changed between two shards of a step."""
     return UsageError(
-        f"parameter {slot.name} was changed in place between two shards of a step: this rank "
-        "computes several shards a step, and with more ranks it would change once. Change it `if "
+        f"parameter {slot.name} was {what} between two shards of a step: this rank computes "
+        "several shards a step, and with more ranks it would change once. Change it `if "
         "syncline.step_ended(model):` after step()."
     )
 
