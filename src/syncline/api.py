@@ -16,6 +16,7 @@ from syncline.comm.tree import shard_range
 from syncline.config.session import SessionSettings
 from syncline.config.settings import HUNG_S, MEET_S, SILENT_S
 from syncline.contract import Strategy
+from syncline.engine.parts import Options
 from syncline.engine.replica import Replica
 from syncline.engine.torch_calls import watch
 from syncline.errors import ConfigError, UsageError
@@ -108,13 +109,15 @@ def distribute(
         session.comm,
         session.control,
         session.lane,
-        shards=shards,
-        bucket_bytes=bucket_bytes,
-        overlap=wanted_overlap(chosen, overlap),
-        accumulate=accumulate,
-        private_parameters=private_parameters,
-        early=early,
-        check_every=check_every,
+        Options(
+            shards=shards,
+            bucket_bytes=bucket_bytes,
+            overlap=wanted_overlap(chosen, overlap),
+            accumulate=accumulate,
+            private_parameters=private_parameters,
+            early=early,
+            check_every=check_every,
+        ),
     )
     if replica.is_served:
         raise UsageError(

@@ -108,6 +108,11 @@ class Plan:
             if len(group) > 1 and not self.shards[group[0]]:
                 raise ValueError(f"rank {group[0]} speaks for {group}, so it has to compute")
 
+    @property
+    def has_own(self) -> bool:
+        """Whether ranks hold different parameters: a rank's own do not represent the run."""
+        return self.keeps_own or self.answers_calls
+
     def family_of(self, number: int) -> int:
         """Return the index of the family that a parameter belongs to."""
         for index, family in enumerate(self.families):

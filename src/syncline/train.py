@@ -15,6 +15,7 @@ import torch._dynamo  # building an optimizer imports it: do so once, before ran
 
 from syncline.checkpoint import digest_of
 from syncline.config import Job
+from syncline.engine.parts import Options
 from syncline.engine.replica import Replica
 from syncline.errors import RunStopped, SynclineError
 from syncline.evaluation import SharedEvaluation, evaluate_alone
@@ -103,29 +104,27 @@ class _Run:
     def run_in(self, session: Session) -> Summary:
         """Train in a session that is open, from the checkpoint if the run is resumed."""
         self.session = session
+        comm, lane = session.comm, session.lane
         saved = None
         if self.resume:
-            comm, lane = session.comm, session.lane
             saved, summary = self.checkpoints.agree(self._chosen, self.total, comm, lane)
             self.start, self._chosen = saved.step, None
             if summary is not None:
                 self.progress.note(f"this run is finished: it has taken its {self.total} steps")
                 return summary
-        self.shared_evaluation = SharedEvaluation(session.comm, session.lane)
+        self.shared_evaluation = SharedEvaluation(comm, lane)
         if self.data.is_own:
-            check_same_data(self.data, session.comm, session.lane)
+            check_same_data(self.data, comm, lane)
         settings = self.job.strategy
-        self.replica = Replica(
-            self.model,
-            self.optimizer,
-            make_strategy(settings.name, settings.settings, self.job.run.seed),
-            session.comm,
-            session.control,
-            session.lane,
+        strategy = make_strategy(settings.name, settings.settings, self.job.run.seed)
+        options = Options(
             shards=self.order.shards,
             bucket_bytes=None if settings.bucket_bytes == "auto" else settings.bucket_bytes,
             overlap=None if settings.overlap == "auto" else settings.overlap,
             total_steps=self.total,
+        )
+        self.replica = Replica(
+            self.model, self.optimizer, strategy, comm, session.control, lane, options
         )
         self.note_step = record_if_verifying(self.replica)
         if self.trace is not None:
@@ -139,7 +138,7 @@ class _Run:
                 self.ranks.show_phase("start")
             del saved  # it holds a copy of the model
         self.not_finite = NotFinite(
-            self.job, self.replica, session.lane, self.progress, self.checkpoints, self.ranks
+            self.job, self.replica, lane, self.progress, self.checkpoints, self.ranks
         )
         if self.ranks.writes_folder:
             with explained(self.out):

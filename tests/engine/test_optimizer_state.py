@@ -182,7 +182,7 @@ def test_state_is_that_of_before_an_early_update(turn):
             scheduler.step()
             if turn == "before step" and rank == 0:
                 found.append(digest_of(flat(optimizer.state_dict())))
-        return found, digest_of(model.state_dict()), replica._early.why_not, len(taken)
+        return found, digest_of(model.state_dict()), replica._parts.early.why_not, len(taken)
 
     late, early = run_ranks(2, lambda: work(False)), run_ranks(2, lambda: work(True))
     assert [one[:2] for one in early] == [one[:2] for one in late]

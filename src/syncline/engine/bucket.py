@@ -38,7 +38,7 @@ class Slot:
     name: str
     parameter: torch.nn.Parameter
     number: int
-    """BucketPlace in registration order: the order of norms and flags, the same for any layout."""
+    """Place in registration order: the order of norms and flags, the same for any layout."""
     offset: int = 0
     bucket: Bucket | None = None
     gradients: list[torch.Tensor] = field(default_factory=list)

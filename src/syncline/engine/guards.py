@@ -37,7 +37,7 @@ class Guards:
         check_every: int | None,
     ) -> None:
         """`comm` is the step group's; with `private` the user may change parameters in place."""
-        self._has_own = plan.keeps_own or plan.answers_calls
+        self._has_own = plan.has_own
         if check_every is not None and self._has_own:
             raise ConfigError(
                 "check_every",

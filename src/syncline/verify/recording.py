@@ -99,7 +99,7 @@ class Recording:
         tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
         self._forwards.append(
             {
-                "shard": replica._compute.gradients.shard,
+                "shard": replica.loop.gradients.shard,
                 "shapes": [list(one.shape) for one in tensors],
                 "inputs": [tensor_digest(one) for one in tensors],
                 "generator": tensor_digest(torch.get_rng_state()),
