@@ -341,8 +341,9 @@ def spread(**settings):
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_a_flat_loop_s_position_counts_steps_that_were_taken(overlap):
+def test_a_flat_loop_s_position_counts_steps_that_were_taken(overlap, set_to_none):
     syncline.init()
     model, optimizer, _ = spread(overlap=overlap)
     loader = syncline.shard(DataLoader(DATA, batch_size=5))
@@ -355,7 +356,7 @@ def test_a_flat_loop_s_position_counts_steps_that_were_taken(overlap):
             with pytest.raises(UsageError, match=r"state_dict\(\) came in the middle of a step"):
                 loader.state_dict()
         optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none)
         places.append(loader.state_dict()["step"])
     assert places == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10]
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from syncline.engine.parameters import raw_grad
+from syncline.engine.parameters import waiting_grad
 from syncline.engine.replica import Replica
 from syncline.errors import UsageError
 from syncline.samples import seed_generators, seed_torch
@@ -122,6 +122,6 @@ class Step:
 def has_gradient(replica: Replica) -> bool:
     """Say whether a model has gradients that wait for `optimizer.step()`."""
     return any(
-        slot.fired or slot.is_taken or slot.has_gradient or raw_grad(slot.parameter) is not None
+        slot.fired or slot.is_taken or slot.has_gradient or waiting_grad(slot.parameter) is not None
         for slot in replica.slots
     )
