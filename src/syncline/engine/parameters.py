@@ -141,11 +141,11 @@ def _refuse_read(parameter: torch.Tensor, why: str) -> torch.Tensor | None:
     raise UsageError(why)
 
 
-def _set_spent(parameter: torch.Tensor, value: torch.Tensor | None) -> None:
-    """Set `.grad` after a step: this zeroes it, or replaces it by a gradient of the user's own."""
+def _set_grad(parameter: torch.Tensor, value: torch.Tensor | None) -> None:
+    """Set `.grad`: after a step this zeroes it, or replaces it by a gradient of the user's own."""
     spent = spent_of(parameter)
-    assert spent is not None
-    spent.zero_one(parameter, value)
+    if spent is not None and is_spent(parameter):
+        spent.zero_one(parameter, value)
     put_grad(parameter, value)
 
 
@@ -153,7 +153,7 @@ _DATA: Any = torch.Tensor.data
 
 
 class Watched(Parameter):
-    """A parameter whose `.data` cannot be changed in place unnoticed."""
+    """A parameter with plain copies, whose `.data` cannot be changed in place unnoticed."""
 
     @property
     def data(self) -> torch.Tensor:
@@ -162,6 +162,9 @@ class Watched(Parameter):
     @data.setter
     def data(self, value: torch.Tensor) -> None:
         _DATA.__set__(self, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
+        return _plain_copy(self, memo)
 
 
 class GradientTaken(Watched):
@@ -175,9 +178,6 @@ class GradientTaken(Watched):
     def grad(self, value: torch.Tensor | None) -> None:
         raise UsageError(_SET)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
-        return _plain_copy(self, memo)
-
 
 class Guarded(Watched):
     """A parameter whose gradient stays in `.grad`, which must not be read, until `step()`."""
@@ -190,15 +190,9 @@ class Guarded(Watched):
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        if is_spent(self):
-            _set_spent(self, value)
-        elif waiting_grad(self) is not None:
+        if waiting_grad(self) is not None and not is_spent(self):
             raise UsageError(_SET)
-        else:
-            put_grad(self, value)  # None, or a gradient that the user computed
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
-        return _plain_copy(self, memo)
+        _set_grad(self, value)  # None, or a gradient that the user computed
 
 
 class UsedUp(Watched):
@@ -212,13 +206,7 @@ class UsedUp(Watched):
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        if is_spent(self):
-            _set_spent(self, value)
-        else:
-            put_grad(self, value)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
-        return _plain_copy(self, memo)
+        _set_grad(self, value)
 
 
 class BetweenShards(UsedUp):
@@ -281,14 +269,7 @@ class InFlight(Watched):
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        if is_spent(self):
-            _set_spent(self, value)
-        else:
-            put_grad(self, value)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
-        waiters.wait(self)
-        return _plain_copy(self, memo)
+        _set_grad(self, value)
 
 
 def _wait_for_all(values: Any) -> None:
@@ -300,6 +281,7 @@ def _wait_for_all(values: Any) -> None:
 
 
 def _plain_copy(parameter: Parameter, memo: dict[int, Any]) -> Parameter:
+    """Return a plain copy of a parameter; reading its value waits, or is refused."""
     if id(parameter) not in memo:
         data = parameter.data.clone(memory_format=torch.preserve_format)
         memo[id(parameter)] = Parameter(data, parameter.requires_grad)
