@@ -183,7 +183,9 @@ def _sharded(
             "its part yourself, by syncline.rank() and syncline.world_size()."
         )
     if accumulate < 1:
-        raise ConfigError("accumulate", f"got {accumulate}", "it must be at least 1", "")
+        raise ConfigError(
+            "accumulate", f"got {accumulate}", "it must be at least 1", "Leave it out."
+        )
     session = current_session()
     replicas = [one for one in session.replicas if not one.is_detached]
     serving = [one for one in replicas if not all(one.plan.shards)]

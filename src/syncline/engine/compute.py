@@ -330,7 +330,6 @@ class ComputeLane:
         """
         self._discard_on_all_ranks()
         self._buffers.begin_shard()  # as on all ranks: no shard of this step counts
-        self.spent.end()
 
     def _discard_on_all_ranks(self) -> None:
         with torch.no_grad():

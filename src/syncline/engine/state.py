@@ -16,7 +16,7 @@ from syncline.comm.alone import Alone
 from syncline.comm.base import Communicator, exchange_bytes
 from syncline.comm.window import Call
 from syncline.engine.bucket import Bucket, Slot
-from syncline.engine.strip_state import flatten_like
+from syncline.engine.strip_state import flatten_like, is_spread
 
 State = dict[str, dict[str, Any]]
 """By parameter name and by the optimizer's own keys."""
@@ -97,7 +97,7 @@ def _entry_of(slot: Slot, start: int, stop: int, key: str, value: Any) -> Held:
         return entry, None
     entry.dtype = str(value.dtype).removeprefix("torch.")
     entry.shape = list(value.shape)
-    entry.is_spread = value.dim() > 0 and value.numel() == stop - start
+    entry.is_spread = is_spread(value, stop - start)
     if value.shape == slot.parameter.shape:
         return entry, flatten_like(slot.parameter, value)
     return entry, value.detach().reshape(-1).clone()
