@@ -43,9 +43,6 @@ class _Found(msgspec.Struct):
     why_not: str = ""
 
 
-log = logging.getLogger("syncline")
-
-
 class RunCheckpoints:
     """Saves a rank's part of a run, and restores it."""
 
@@ -175,16 +172,7 @@ class RunCheckpoints:
         if not replica.plan.keeps_own:
             return None
         path = checkpoint.path_of(own_checkpoints(self._folder, self._rank), saved.step)
-        if path.exists():
-            return checkpoint.load(path)
-        if self._rank < saved.job.run.ranks:
-            log.warning(
-                "rank %d: %s is not there. This rank starts from the parameters that represent "
-                "the run.",
-                self._rank,
-                path,
-            )
-        return None
+        return checkpoint.load(path) if path.exists() else None
 
     # Saving.
 
