@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import syncline
+from apart import check_alone, check_apart, every_world, steps
 from ranks import run_ranks
 from syncline.checkpoint import digest_of, load, newest
 from syncline.comm.meeting import Meeting
@@ -63,19 +64,15 @@ def network():
     return nn.Sequential(nn.Linear(20, 40), nn.BatchNorm1d(40), nn.Tanh(), nn.Linear(40, 5))
 
 
-def steps(model, optimizer, rank, count=6):
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-    for step in range(count):
-        generator = torch.Generator().manual_seed(100 * step + rank)
-        x = torch.randn(8, 20, generator=generator)
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        scheduler.step()
+def halving(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
 
 
 def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+SMALL = {"overlap": True, "bucket_bytes": 2000}
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -83,49 +80,15 @@ def sgd(model):
 def test_one_rank_alone_is_plain_sgd_bit_for_bit(name, overlap, alone):
     if name == "server, every other step":
         pytest.skip("it pushes sums of gradients: other arithmetic")
-    plain = network()
-    steps(plain, sgd(plain), 0)
-    syncline.init()
-    model = network()
-    optimizer = sgd(model)
-    replica = syncline.distribute(
-        model, optimizer, STRATEGIES[name](), overlap=overlap, bucket_bytes=2000
-    )
-    steps(model, optimizer, 0)
-    with replica.whole():
-        found = digest_of(model.state_dict())
-    assert found == digest_of(plain.state_dict())
+    options = SMALL | {"overlap": overlap}
+    check_alone(network, sgd, STRATEGIES[name](), halving, **options)
 
 
-WORLDS = {
-    "shared memory": (3, 1, "auto"),
-    "network": (3, 1, "network"),
-    "2 machines with 2 ranks": (4, 2, "auto"),
-}
-
-
-@pytest.mark.parametrize("world", WORLDS)
+@every_world
 @every_strategy
-def test_ranks_part_and_one_model_stands_for_all_of_them(name, world):
-    size, machines, kind = WORLDS[world]
-
-    def work():
-        rank = syncline.init(comm=kind)
-        model = network()
-        optimizer = sgd(model)
-        replica = syncline.distribute(
-            model, optimizer, STRATEGIES[name](), overlap=True, bucket_bytes=2000
-        )
-        steps(model, optimizer, rank)
-        with replica.whole():
-            whole = digest_of(model.state_dict())
-        own = digest_of(model.state_dict())
-        return whole, own, replica.run.report()
-
-    results = run_ranks(size, work, machines=machines)
-    assert len({whole for whole, _, _ in results}) == 1
-    assert len({own for _, own, _ in results}) == size
-    assert all(report["exchanges"] > 0 for _, _, report in results)
+def test_ranks_hold_different_parameters_and_one_model_represents_the_run(name, world):
+    found = check_apart(world, network, sgd, STRATEGIES[name], halving, **SMALL)
+    assert all(report["exchanges"] > 0 for _, report in found)
 
 
 @pytest.mark.parametrize("in_shards", [False, True])
@@ -223,7 +186,7 @@ def test_a_dropped_gradient_does_not_part_a_rank_from_the_center():
             model, optimizer, Elastic(), overlap=True, bucket_bytes=2000, shards=2
         )
         sums = []
-        steps(model, optimizer, rank)
+        steps(model, optimizer, rank, schedule=halving)
         for turn in range(3):
             own = torch.cat([p.detach().double().reshape(-1) for p in model.parameters()])
             with replica.whole():

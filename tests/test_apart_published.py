@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import syncline
+from apart import check_alone, check_apart, every_world, steps
 from ranks import run_ranks
 from syncline.checkpoint import digest_of
 from syncline.config import parse_job
@@ -66,57 +67,18 @@ def nesterov(model):
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
 
 
-def steps(model, optimizer, rank, count=6):
-    for step in range(count):
-        generator = torch.Generator().manual_seed(100 * step + rank)
-        model(torch.randn(8, 20, generator=generator)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 @every_published
 def test_one_rank_alone_is_plain_sgd_bit_for_bit(name, alone):
-    plain = SometimesMore()
-    steps(plain, nesterov(plain), 0)
-    syncline.init()
-    model = SometimesMore()
-    optimizer = nesterov(model)
-    replica = syncline.distribute(model, optimizer, PUBLISHED[name]())
-    steps(model, optimizer, 0)
-    with replica.whole():
-        found = digest_of(model.state_dict())
-    assert found == digest_of(plain.state_dict())
+    check_alone(SometimesMore, nesterov, PUBLISHED[name]())
 
 
-WORLDS = {
-    "shared memory": (3, 1, "auto"),
-    "network": (3, 1, "network"),
-    "2 machines with 2 ranks": (4, 2, "auto"),
-}
-
-
-@pytest.mark.parametrize("world", WORLDS)
+@every_world
 @every_published
-def test_ranks_part_and_one_model_stands_for_all_of_them(name, world):
-    size, machines, kind = WORLDS[world]
-
-    def work():
-        rank = syncline.init(comm=kind)
-        model = SometimesMore()
-        optimizer = nesterov(model)
-        replica = syncline.distribute(model, optimizer, PUBLISHED[name]())
-        steps(model, optimizer, rank)
-        with replica.whole():
-            whole = digest_of(model.state_dict())
-        own = digest_of(model.state_dict())
-        return whole, own, len(replica.buckets), replica.run.report()["exchanges"]
-
-    results = run_ranks(size, work, machines=machines)
-    assert len({whole for whole, _, _, _ in results}) == 1
-    assert len({own for _, own, _, _ in results}) == size
-    assert {buckets for _, _, buckets, _ in results} == {2}
+def test_ranks_hold_different_parameters_and_one_model_represents_the_run(name, world):
+    found = check_apart(world, SometimesMore, nesterov, PUBLISHED[name])
+    assert {num_buckets for num_buckets, _ in found} == {2}
     if name == "push":  # one message for a step: the whole vector
-        assert all(0 < exchanges <= 6 for _, _, _, exchanges in results)
+        assert all(0 < report["exchanges"] <= 6 for _, report in found)
 
 
 @pytest.mark.parametrize("name", ["pull", "elastic"])
