@@ -23,6 +23,10 @@ steps = 30
 """
 
 
+SYNTHETIC = SMALL.replace("digits", "synthetic")
+"""The same on data that need not be read."""
+
+
 def small(**sets: object) -> Job:
     """The small job with settings such as run__steps="30" laid over it."""
     return parse_job(

@@ -27,7 +27,7 @@ from pathlib import Path
 import pytest
 
 from command import Started
-from training import ranks_of
+from training import MLP_ON_DIGITS, ranks_of
 from worlds import untraced
 
 ROOT = Path(__file__).parent.parent
@@ -35,20 +35,8 @@ DOCUMENT = ROOT / "docs" / "mistakes.md"
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
-JOB = """\
-[model]
-name = "mlp"
-
-[data]
-name = "digits"
-batch = 64
-
-[optimizer]
-lr = 0.05
-
-[strategy]
-shards = 4
-
+JOB = f"""\
+{MLP_ON_DIGITS}
 [run]
 ranks = 2
 steps = 6

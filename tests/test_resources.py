@@ -18,6 +18,7 @@ from command import Started
 from ranks import RankError, run_ranks
 from syncline.checkpoint import load
 from syncline.resources import explain
+from training import MLP_ON_DIGITS
 from worlds import untraced
 
 pytestmark = [
@@ -25,20 +26,8 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="mounts and name spaces need root"),
 ]
 
-JOB = """\
-[model]
-name = "mlp"
-
-[data]
-name = "digits"
-batch = 64
-
-[optimizer]
-lr = 0.05
-
-[strategy]
-shards = 4
-
+JOB = f"""\
+{MLP_ON_DIGITS}
 [run]
 steps = 100000
 checkpoint_every = 10

@@ -14,24 +14,12 @@ from syncline import checkpoint
 from syncline.config import parse_job
 from syncline.report.progress import SilentProgress
 from syncline.train import train
-from training import train_forked
+from training import MLP_ON_DIGITS, train_forked
 
 pytestmark = pytest.mark.processes
 
-JOB = """\
-[model]
-name = "mlp"
-
-[data]
-name = "digits"
-batch = 64
-
-[optimizer]
-lr = 0.05
-
-[strategy]
-shards = 4
-
+JOB = f"""\
+{MLP_ON_DIGITS}
 [run]
 ranks = 2
 steps = 8

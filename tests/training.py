@@ -11,6 +11,22 @@ from syncline.config import read_job
 from syncline.report.progress import SilentProgress
 from syncline.train import train
 
+MLP_ON_DIGITS = """\
+[model]
+name = "mlp"
+
+[data]
+name = "digits"
+batch = 64
+
+[optimizer]
+lr = 0.05
+
+[strategy]
+shards = 4
+"""
+"""A job that trains in milliseconds, without its table [run]: that is for the test to write."""
+
 
 def train_forked(job_file, out, *sets, ranks=1, trace=None, resume=False):
     """Train as a user's job says, with settings laid over it; return rank 0's summary."""

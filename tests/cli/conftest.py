@@ -9,21 +9,7 @@ from pathlib import Path
 import pytest
 
 from command import Started
-
-JOB = """
-[model]
-name = "cnn"
-
-[data]
-name = "synthetic"
-batch = 64
-
-[optimizer]
-lr = 0.05
-
-[run]
-steps = 30
-"""
+from small_job import SYNTHETIC
 
 # Puts a fake `syncline.train` in its place. FAKE says what happens there.
 FAKE_TRAIN = """
@@ -78,7 +64,7 @@ class Cli:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.job = folder / "job.toml"
-        self.job.write_text(JOB)
+        self.job.write_text(SYNTHETIC)
         source = Path(__file__).parent.parent.parent / "src"
         launchers = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "MASTER_", "SLURM_", "SYNCLINE_")
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith(launchers)}

@@ -15,27 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from small_job import SYNTHETIC
 from syncline.cli.folder import choose_folder
 from syncline.config import STRATEGIES, parse_job, read_job
 from syncline.perf.trace import Trace
 from training import start_training, train_forked
 
 pytestmark = pytest.mark.processes
-
-JOB = """
-[model]
-name = "cnn"
-
-[data]
-name = "synthetic"
-batch = 64
-
-[optimizer]
-lr = 0.05
-
-[run]
-steps = 30
-"""
 
 
 def only(folder: Path) -> Path:
@@ -95,7 +81,7 @@ def test_the_run_folder_holds_the_resolved_job(cli, tmp_path):
 def test_runs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda pattern: "20260102-030405")
-    job = parse_job(JOB)
+    job = parse_job(SYNTHETIC)
     folders = [choose_folder(Path("a/job.toml"), job, None, None) for _ in range(3)]
     names = ["job-20260102-030405", "job-20260102-030405-2", "job-20260102-030405-3"]
     assert folders == [Path("runs") / name for name in names]
