@@ -98,12 +98,13 @@ def test_a_script_with_shards_is_equal_and_is_ended(tmp_path):
 @pytest.mark.slow
 def test_a_script_without_shards_differs_and_is_told_why(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(LOOP.format(more=""))
+    # With this strategy there is one run for each number of ranks, not two.
+    script.write_text(LOOP.format(more=", 'wait_free'"))
     out, _ = verify(
         *(str(script), "--ranks", "1,2", "--steps", "2", "--json", "--", "0.1"), status=1
     )
     found = json.loads(out)
-    assert [run["is_equal"] for run in found["runs"]] == [True, True, False, False]
+    assert [run["is_equal"] for run in found["runs"]] == [True, False]
     assert found["difference"]["run"] == "2 ranks, overlapped"
     assert (found["difference"]["step"], found["difference"]["parameter"]) == (1, "0.weight")
     assert "distribute(..., shards=2)" in found["difference"]["reason"]

@@ -216,9 +216,8 @@ SETS = ("strategy.name=local", "strategy.local.period=8", "strategy.shards=")
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_run_learns_and_its_bits_repeat_in_virtual_time_too(ranks, tmp_path):
-    sets = (*SETS, "run.epochs=6")
+def test_a_run_learns_and_its_bits_repeat_in_virtual_time_too(tmp_path):
+    sets, ranks = (*SETS, "run.epochs=6"), 4
     first = train_forked(DIGITS, tmp_path / "first", *sets, ranks=ranks)
     # Another timing: rank 1 is slow for a while.
     slow = 'faults=[{rank=1, step=10, kind="slow", factor=3, steps=40}]'
@@ -233,10 +232,9 @@ def test_a_run_learns_and_its_bits_repeat_in_virtual_time_too(ranks, tmp_path):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_run_that_is_resumed_gives_the_hash_of_the_unbroken_one(ranks, tmp_path):
+def test_a_run_that_is_resumed_gives_the_hash_of_the_unbroken_one(tmp_path):
     # Checkpoints lie within rounds: each rank has parameters of its own then.
-    sets = (*SETS, "run.steps=44", "run.checkpoint_every=20")
+    sets, ranks = (*SETS, "run.steps=44", "run.checkpoint_every=20"), 2
     # The unbroken run is evaluated more often, which changes nothing.
     unbroken = train_forked(
         DIGITS, tmp_path / "unbroken", *sets, "run.evaluate_every=7", ranks=ranks
