@@ -367,6 +367,13 @@ def _(trial: Trial) -> str:
     return trial.train("optimizer.lr=0.1", "run.steps=9", more=("--out", "run", "--resume"))
 
 
+@case("--resume of a run with a cosine schedule, with more steps")
+def _(trial: Trial) -> str:
+    trial.train("optimizer.schedule=cosine", more=("--out", "run"))
+    sets = ("optimizer.schedule=cosine", "run.steps=9")
+    return trial.train(*sets, more=("--out", "run", "--resume"))
+
+
 NETS = """\
 from torch import nn
 
