@@ -85,8 +85,15 @@ def distribute(
     """
     session = current_session()
     session.check_alone()
+    if not (isinstance(model, nn.Module) and isinstance(optimizer, Optimizer)):
+        found = f"{type(model).__name__} and {type(optimizer).__name__}"
+        raise UsageError(
+            f"distribute() got {found}, but it takes a torch Module and its Optimizer, in this "
+            "order. Call distribute(model, optimizer)."
+        )
     chosen = make_strategy(strategy) if isinstance(strategy, str) else strategy
     at_least_1 = {
+        "shards": shards,
         "bucket_bytes": bucket_bytes,
         "accumulate": accumulate,
         "check_every": check_every,
@@ -176,8 +183,9 @@ def _sharded(
 ) -> _Loader | ServingLoader:
     if not isinstance(loader, DataLoader):
         raise UsageError(
-            f"shard() takes a torch DataLoader, but got a {type(loader).__name__}. Give each rank "
-            "its part yourself, by syncline.rank() and syncline.world_size()."
+            f"shard() takes a torch DataLoader, but got a {type(loader).__name__}. Put a data set "
+            "into a DataLoader. If that cannot be, give each rank its part of the data yourself, "
+            "by syncline.rank() and syncline.world_size()."
         )
     if accumulate < 1:
         raise ConfigError("accumulate", f"got {accumulate}", "it must be at least 1", "")

@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from syncline.comm.base import Communicator
 from syncline.comm.control import Control
 from syncline.contract import Saved, Strategy
+from syncline.engine.agreement import compare_models
 from syncline.engine.bucket import Bucket
 from syncline.engine.buffers import Buffers
 from syncline.engine.build import (
@@ -110,6 +111,7 @@ class Replica:
         self.overlap, self.bucket_bytes = choose(total_bytes, plan, Wishes(overlap, bucket_bytes))
         with comm.traffic.apart():
             self._share = share = lane.call(Share, plan, comm)
+            lane.call(compare_models, model, comm)
             start_from_rank_0(model, comm, lane)
         self.my_shards = share.mine
         why_not = why_not_early(
