@@ -4,7 +4,9 @@
     torchrun --nproc-per-node 2 examples/plain_loop.py         two ranks, torch's launcher
     syncline run --ranks 2 examples/plain_loop.py              two ranks, ours
 
-Own model, own DataLoader, nothing else to learn. Rank 0 prints the result.
+Own model, own DataLoader, nothing else to learn. Rank 0 prints the result. A step takes one batch
+from each rank, as with DDP, so the result depends on the number of ranks; `shards=` in
+`own_loop.py` makes it the same on any number.
 """
 
 import torch

@@ -355,6 +355,13 @@ def _(trial: Trial) -> str:
     return trial.train("optimizer.lr=0.1", "run.steps=9", more=("--out", "run", "--resume"))
 
 
+@case("--resume of a run with a cosine schedule, with more steps")
+def _(trial: Trial) -> str:
+    trial.train("optimizer.schedule=cosine", more=("--out", "run"))
+    sets = ("optimizer.schedule=cosine", "run.steps=9")
+    return trial.train(*sets, more=("--out", "run", "--resume"))
+
+
 NETS = """\
 from torch import nn
 
@@ -417,6 +424,16 @@ def _(trial: Trial) -> str:
 @case("a script that is not there")
 def _(trial: Trial) -> str:
     return trial.run("run", "--ranks", "2", "scrpt.py")
+
+
+@case("a job in the place of a script")
+def _(trial: Trial) -> str:
+    return trial.run("run", "--ranks", "2", "job.toml")
+
+
+@case("a script in the place of a job")
+def _(trial: Trial) -> str:
+    return trial.run("train", "script.py")
 
 
 @case("a module to run that is not there")
@@ -565,6 +582,13 @@ def _(trial: Trial) -> str:
     return own_loop(trial, twice)
 
 
+@case("models that are not the same on every rank")
+def _(trial: Trial) -> str:
+    other = "model.bias = torch.nn.Parameter(torch.zeros(4 + 2 * rank)); "
+    other += "optimizer = torch.optim.SGD(model.parameters(), lr=0.1); "
+    return own_loop(trial, f"{other}syncline.distribute(model, optimizer)")
+
+
 @case("a cast after the first step")
 def _(trial: Trial) -> str:
     return own_loop(trial, after="model.bfloat16()")
@@ -613,6 +637,14 @@ def loop_alone(what: str, body: str, settings: str = "") -> None:
     CASES[what] = lambda trial: start_script(trial, text, 1, ["aa" * 16])
 
 
+loop_alone("model and optimizer in the wrong order", "syncline.distribute(optimizer, model)")
+loop_alone("a misspelt strategy in a script", "pass", ", 'gosip'")
+loop_alone("no shards", "pass", ", shards=0")
+loop_alone(
+    "shard() of a data set",
+    "syncline.shard(torch.utils.data.TensorDataset(torch.ones(3, 4)))",
+    ", shards=1",
+)
 loop_alone("a forgotten zero_grad()", "one_step()\none_step()", ", shards=1")
 loop_alone("reading .grad after step()", "one_step()\nprint(model.weight.grad)", ", shards=1")
 loop_alone(

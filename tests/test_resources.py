@@ -107,9 +107,8 @@ def test_a_disk_that_is_full_ends_the_run_in_one_line_and_what_was_saved_stays(
         " Free some space; what was written before stays.",
         own[0],
     )
-    assert lines[-1] == (
-        f"syncline: to go on from the last checkpoint: syncline train job.toml --out {out} --resume"
-    )
+    assert lines[-1].startswith("syncline: to go on from the last checkpoint: syncline train ")
+    assert lines[-1].endswith(f" --out {out} --resume")
     check_saved(out)
     (small_disk / "other").unlink()
     resumed_at = max(load(path).step for path in (out / "checkpoints").iterdir())

@@ -1,9 +1,9 @@
-"""Distributed SGD for PyTorch: the same bits on any number of workers, ahead of DDP.
+"""Distributed SGD for PyTorch: the same bits on any number of ranks, ahead of DDP.
 
 Three lines turn an ordinary loop into a distributed one:
 
-    syncline.init()
-    syncline.distribute(model, optimizer)
+    syncline.init(threads=1)
+    syncline.distribute(model, optimizer, shards=8)  # the same bits on 1 to 8 ranks
     for x, y in syncline.shard(loader): ...
 
 Names are loaded on first use, so that the command line starts without torch.

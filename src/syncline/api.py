@@ -41,8 +41,10 @@ def init(
     Lightning, Slurm, mpirun and Flux, and alone as a world of one. Ranks wait for each other up to
     `meet_s`. The other ranks report a rank at once if it dies, after `silent_s` without a
     heartbeat, and after `hung_s` if they wait for it without progress. `threads` fixes torch's
-    intra-op threads: results depend on it. Called again with the same settings it returns the rank
-    again.
+    intra-op threads: results depend on it. `comm` says how ranks exchange: "auto" is shared memory
+    inside a machine and TCP between machines, "shared_memory" and "network" are one of the two, and
+    "torch" is messages of torch.distributed. Called again with the same settings it returns the
+    rank again.
     """
     session = open_session(SessionSettings(comm, silent_s, hung_s, meet_s, threads))
     if threads is not None:
@@ -76,18 +78,27 @@ def distribute(
     """Spread training over all ranks, in place: names and `state_dict()` stay as they are.
 
     Every rank starts from rank 0's parameters. `strategy` is a name, or an object with settings:
-    `Gossip(GossipSettings(period=10))` from `syncline.strategies`. `shards` fixes the arithmetic
-    (default: one per rank), so that any number of ranks gives the same bits. `bucket_bytes` and
-    `overlap` are chosen and logged if None. `accumulate` is the most backward passes of any step,
-    needed if the first step has fewer. `private_parameters` gives each rank its own copy of the
-    parameters, which may be changed in place, alike on every rank. `early` allows updates during
-    backward, while the network is idle; it takes memory for half the parameters. With `check_every`
-    ranks compare parameters and buffers in every so many steps, and raise if any differ.
+    `Gossip(GossipSettings(period=10))` from `syncline.strategies`. `shards` is the number of
+    batches in a step, over all ranks: with the same `shards` any number of ranks gives the same
+    bits. By default it is the number of ranks, and then the result depends on it. `bucket_bytes`
+    and `overlap` are chosen and logged if None. `accumulate` is the most backward passes of any
+    step, needed if the first step has fewer. `private_parameters` gives each rank its own copy of
+    the parameters, which may be changed in place, alike on every rank. `early` allows updates
+    during backward, while the network is idle; it takes memory for half the parameters. With
+    `check_every` ranks compare parameters and buffers in every so many steps, and raise if any
+    differ.
     """
     session = current_session()
     session.check_alone()
+    if not (isinstance(model, nn.Module) and isinstance(optimizer, Optimizer)):
+        found = f"{type(model).__name__} and {type(optimizer).__name__}"
+        raise UsageError(
+            f"distribute() got {found}, but it takes a torch Module and its Optimizer, in this "
+            "order. Call distribute(model, optimizer)."
+        )
     chosen = make_strategy(strategy) if isinstance(strategy, str) else strategy
     at_least_1 = {
+        "shards": shards,
         "bucket_bytes": bucket_bytes,
         "accumulate": accumulate,
         "check_every": check_every,
@@ -179,8 +190,9 @@ def _sharded(
 ) -> _Loader | ServingLoader:
     if not isinstance(loader, DataLoader):
         raise UsageError(
-            f"shard() takes a torch DataLoader, but got a {type(loader).__name__}. Give each rank "
-            "its part yourself, by syncline.rank() and syncline.world_size()."
+            f"shard() takes a torch DataLoader, but got a {type(loader).__name__}. Put a data set "
+            "into a DataLoader. If that cannot be, give each rank its part of the data yourself, "
+            "by syncline.rank() and syncline.world_size()."
         )
     if accumulate < 1:
         raise ConfigError(

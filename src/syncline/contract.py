@@ -288,5 +288,5 @@ def check_shards(shards: int, workers: int) -> None:
             "strategy.shards",
             f"got {shards} with {workers} ranks",
             "each rank needs a shard",
-            f"Use at least {workers} shards, or at most {shards} ranks.",
+            f"Use at least {workers} shards, or at most {shards} rank{'s' if shards > 1 else ''}.",
         )

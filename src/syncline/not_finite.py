@@ -1,10 +1,10 @@
 """Losses and weights that are not finite: said once, and the end of the run if the job says so.
 
-Every rank ends, and none is waited for in vain. How ranks end depends on what they know:
+Every rank ends, and no rank waits for one that has ended. How ranks end depends on what they know:
 
 - With synchronous strategies all ranks know all losses, one step later: they end at one step.
 - Ranks that meet in collectives now and then tell each other at the end of a round.
-- Ranks that do not wait for each other end alone, each by its own loss. The others go on without.
+- Ranks that do not wait for each other end alone, each by its own loss. The others go on.
 """
 
 from __future__ import annotations

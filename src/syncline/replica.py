@@ -53,14 +53,21 @@ class Replica(Protocol):
         """Drop this step's gradients. Call it on every rank, or on none."""
 
     def optimizer_state(self, *, is_wanted: bool = True) -> dict[str, dict[str, Any]]:
-        """Return the whole optimizer state by parameter name. Every rank calls it."""
+        """Return the whole optimizer state by parameter name. Every rank calls it.
+
+        A rank that does not need it passes `is_wanted=False`; it only takes part.
+        """
         ...
 
     def load_optimizer_state(self, state: dict[str, dict[str, Any]]) -> None:
         """Load the whole optimizer state, by parameter name."""
 
     def whole(self, *, is_wanted: bool = True) -> AbstractContextManager[None]:
-        """Put the parameters that represent the run into the model for the block."""
+        """Put the parameters that represent the run into the model for the block.
+
+        Every rank enters it. A rank that does not need them passes `is_wanted=False`; it only takes
+        part, and its model stays as it is.
+        """
         ...
 
     def describe(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The ranks of a run, as one of them sees it: who is there, who writes, how far they are."""
+"""The ranks of a run, as one of them sees it: which are there, which writes, how far they are."""
 
 from __future__ import annotations
 

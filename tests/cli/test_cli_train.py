@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -204,12 +205,26 @@ def test_a_folder_with_other_things_in_it_is_used(cli, tmp_path):
     assert cli("train", "job.toml", "--out", "mine")[0] == 0
 
 
-def a_run_to_resume(cli, tmp_path):
-    status, _, err = cli("train", "job.toml", "--ranks", "2", "--out", "mine", FAKE="checkpoint")
-    assert status == 1
-    assert err.splitlines()[-1] == (
-        "syncline: to go on from the last checkpoint: syncline train job.toml --out mine --resume"
+def a_run_to_resume(cli, tmp_path, *sets):
+    chosen = [word for one in sets for word in ("--set", one)]
+    status, _, err = cli(
+        "train", "job.toml", "--ranks", "2", *chosen, "--out", "mine", FAKE="checkpoint"
     )
+    assert status == 1
+    last = err.splitlines()[-1]
+    assert last.startswith("syncline: to go on from the last checkpoint: syncline train job.toml ")
+    assert last.endswith(" --out mine --resume")
+    return shlex.split(last.partition("checkpoint: syncline ")[2])
+
+
+def test_the_command_to_resume_has_the_settings_of_the_run_but_not_its_faults(cli, tmp_path):
+    faults = 'faults=[{rank=1, step=5, kind="death"}]'
+    again = a_run_to_resume(cli, tmp_path, "optimizer.lr=0.1", faults)
+    assert again == [
+        *("train", "job.toml", "--ranks", "2", "--set", "optimizer.lr=0.1"),
+        *("--out", "mine", "--resume"),
+    ]
+    assert cli(*again)[0] == 0
 
 
 def test_a_run_goes_on_with_its_shards_on_another_number_of_ranks(cli, tmp_path):
@@ -242,6 +257,25 @@ def test_a_run_may_go_on_for_longer(cli, tmp_path):
     status, out, err = cli("train", "job.toml", *resume)
     assert status == 0, err
     assert json.loads(out)["steps"] == 60
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "why"),
+    [
+        ("run.steps=30", "run.steps=60", "run.steps: got 60 to go on with a run that had 30"),
+        ("run.steps=30", "run.epochs=2", "run.steps: got none to go on with a run that had 30"),
+    ],
+)
+def test_a_run_with_a_cosine_schedule_keeps_its_length(cli, tmp_path, before, now, why):
+    a_run_to_resume(cli, tmp_path, "optimizer.schedule=cosine", before)
+    sets = ["--set", "optimizer.schedule=cosine", "--set", now]
+    sets += ["--set", "run.steps="] * ("epochs" in now)
+    status, _, err = cli("train", "job.toml", *sets, "--out", "mine", "--resume")
+    assert (status, err) == (
+        2,
+        f"syncline: {why}, but the learning rates of the cosine schedule depend on it. Set it back,"
+        " or start a new run in another folder.\n",
+    )
 
 
 def test_an_unfinished_checkpoint_does_not_count(cli, tmp_path):

@@ -287,13 +287,14 @@ def test_init_again_on_two_ranks_needs_no_agreement():
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
+        ({"threads": 0}, "threads: got 0, but a rank computes with at least one thread. Use 1."),
         ({"meet_s": 0}, "meet_s: got 0, but it is a number of seconds, above 0 and at most 1e+06."),
         ({"meet_s": float("inf")}, "meet_s: got inf, but it is a number of seconds, above 0"),
         ({"silent_s": -1.0}, "silent_s: got -1.0, but it is a number of seconds, above 0."),
         ({"hung_s": float("nan")}, "hung_s: got nan, but it is a number of seconds, above 0."),
     ],
 )
-def test_times_that_are_none_are_refused(alone, settings, line):
+def test_impossible_settings_are_refused(alone, settings, line):
     with pytest.raises(ConfigError) as caught:
         syncline.init(**settings)
     assert str(caught.value).startswith(line)

@@ -93,10 +93,14 @@ def resumed_job(job: Job, folder: Path) -> Job:
         same = msgspec.structs.replace(job.strategy, shards=before.strategy.shards)
         job = msgspec.structs.replace(job, strategy=same)
     for key, old, new in what_changed(before, job):
+        got, had = ("none" if value is None else printable(value) for value in (new, old))
+        is_length = key in ("run.steps", "run.epochs")
         raise ConfigError(
             key,
-            f"got {printable(new)} to go on with a run that had {printable(old)}",
-            "this would no longer be the same run",
+            f"got {got} to go on with a run that had {had}",
+            "the learning rates of the cosine schedule depend on it"
+            if is_length
+            else "this would no longer be the same run",
             "Set it back, or start a new run in another folder.",
         )
     return job

@@ -68,6 +68,13 @@ def run(
 
 def _check_file(script: str) -> None:
     path = Path(script)
+    if path.suffix == ".toml":
+        raise ConfigError(
+            printable(script),
+            "this is a job",
+            "ranks run a Python file",
+            f"Use syncline train {printable(script)}.",
+        )
     if not path.is_file():
         found = "this is a folder" if path.is_dir() else "there is no such file"
         raise ConfigError(

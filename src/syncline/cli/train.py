@@ -7,7 +7,7 @@ import functools
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,8 @@ def train(
             summary = finite(done.to_json_dict())
         else:
             as_rank = functools.partial(work, job, folder, resume=resume, trace=trace)
-            summary = _launch(job_file, job, folder, as_rank, as_json=as_json)
+            again = _command_to_resume(job_file, folder, ranks, sets)
+            summary = _launch(job, folder, as_rank, again, as_json=as_json)
     if world.rank == 0:
         _print(summary, folder, as_json)
 
@@ -183,8 +184,19 @@ def _ranks(job: Job, ranks: int | None, world: LaunchedRank) -> int:
     return world.size
 
 
+def _command_to_resume(job_file: Path, folder: Path, ranks: int | None, sets: Sequence[str]) -> str:
+    """Return the command that goes on with this run: with its settings, without its faults."""
+    command = ["syncline", "train", str(job_file)]
+    if ranks is not None:
+        command += ["--ranks", str(ranks)]
+    for setting in sets:
+        if setting.split("=")[0].strip() != "faults":  # they would come again
+            command += ["--set", setting]
+    return shlex.join([*command, "--out", str(folder), "--resume"])
+
+
 def _launch(
-    job_file: Path, job: Job, folder: Path, as_rank: Callable[[], object], *, as_json: bool
+    job: Job, folder: Path, as_rank: Callable[[], object], again: str, *, as_json: bool
 ) -> dict[str, Any]:
     # With --json stdout has only the JSON object: what ranks print goes to stderr.
     stdout = sys.stderr.fileno() if as_json else None
@@ -202,8 +214,7 @@ def _launch(
     )
     if outcome.exit_code:
         if not set(said) & set(outcome.statuses) and has_checkpoint(folder):
-            again = f"syncline train {shlex.quote(str(job_file))} --out {shlex.quote(str(folder))}"
-            say(f"to go on from the last checkpoint: {again} --resume")
+            say(f"to go on from the last checkpoint: {again}")
         raise typer.Exit(outcome.exit_code)
     return read_summary(folder)
 

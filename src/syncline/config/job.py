@@ -125,6 +125,8 @@ def what_changed(before: Job, now: Job) -> Iterator[tuple[str, Any, Any]]:
         if table == "faults":
             continue
         may_change = _MAY_CHANGE.get(table, set())
+        if table == "run" and now.optimizer.schedule == "cosine":
+            may_change = may_change - {"steps", "epochs"}  # its learning rates depend on the end
         if table == "strategy" and not now.strategy.own.is_synchronous:
             may_change = {"shards", "settings", *may_change}
             was, is_now = before.strategy.settings, now.strategy.settings

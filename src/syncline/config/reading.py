@@ -39,6 +39,9 @@ def parse_job(text: str, source: str = "the job", sets: Sequence[str] = ()) -> J
 def _read_text(path: Path) -> str:
     key = printable(path)
     fix = "Give the path of a TOML file, such as examples/digits.toml."
+    if path.suffix == ".py":
+        fix = f"Start a script with syncline run --ranks 2 {key}."
+        raise ConfigError(key, "this is a Python script", "a job is a TOML file", fix)
     try:
         data = path.read_bytes()
     except FileNotFoundError:

@@ -25,6 +25,9 @@ class SessionSettings:
     def check(self) -> None:
         if self.comm not in KINDS:
             raise ConfigError("comm", f"got {self.comm!r}", f"it is one of {', '.join(KINDS)}", "")
+        if self.threads is not None and self.threads < 1:
+            rule = "a rank computes with at least one thread"
+            raise ConfigError("threads", f"got {self.threads}", rule, "Use 1.")
         for name, most in (("silent_s", None), ("hung_s", None), ("meet_s", MAX_MEET_S)):
             seconds = getattr(self, name)
             if not seconds > 0 or (most is not None and seconds > most):

@@ -1,13 +1,15 @@
 """Compares parameters and buffers over ranks, and names the first that differs.
 
-Ranks compare when the buckets are built, in a step before which some rank's parameters were loaded
-or changed in place, and every `check_every` steps if the user asks for it. They exchange one digest
-of everything; only if that differs do they exchange one for each parameter.
+In `distribute` ranks compare names, shapes and types. They compare values when the buckets are
+built, in a step before which some rank's parameters were loaded or changed in place, and every
+`check_every` steps if the user asks for it. They exchange one digest of everything; only if that
+differs do they exchange one for each parameter.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -22,6 +24,43 @@ from syncline.errors import UsageError
 
 Digests = dict[str, str]
 """By "parameter NAME" or "buffer NAME"."""
+
+
+def compare_models(model: nn.Module, comm: Communicator) -> None:
+    """Raise on every rank if parameters or buffers differ in name, shape or type.
+
+    Every rank calls it, on the comm lane, before ranks take rank 0's values.
+    """
+    if comm.size == 1:
+        return
+    kinds = (("parameter", model.named_parameters()), ("buffer", model.named_buffers()))
+    mine = [
+        (f"{kind} {name}", f"shape {tuple(one.shape)}, {str(one.dtype).removeprefix('torch.')}")
+        for kind, named in kinds
+        for name, one in named
+    ]
+    text = msgspec.json.encode(mine)
+    if len(set(exchange_bytes(comm, hashlib.sha256(text).digest()))) == 1:
+        return
+    models = {
+        rank: msgspec.json.decode(text, type=list[tuple[str, str]])
+        for rank, text in zip(comm.ranks, exchange_bytes(comm, text), strict=True)
+    }
+    raise UsageError(f"{_other_model(models)} Build the same model on every rank.")
+
+
+def _other_model(models: Mapping[int, Sequence[tuple[str, str]]]) -> str:
+    """Say where the first model that is not rank 0's differs from it.
+
+    >>> _other_model({0: [("parameter a", "shape (2,)")], 1: []})
+    'the models differ between ranks: rank 0 has parameter a (shape (2,)), rank 1 has none.'
+    """
+    first = min(models)
+    other = min(rank for rank in models if models[rank] != models[first])
+    pairs = itertools.zip_longest(models[first], models[other])
+    there, here = next((a, b) for a, b in pairs if a != b)
+    has, holds = (f"{one[0]} ({one[1]})" if one else "none" for one in (there, here))
+    return f"the models differ between ranks: rank {first} has {has}, rank {other} has {holds}."
 
 
 class _Told(msgspec.Struct):

@@ -179,9 +179,10 @@ class LaidOutModel:
     def describe(self, bucket_bytes: int) -> str:
         """Return a log line that says how the parameters lie in buckets."""
         total = sum(bucket.size_bytes for bucket in self.buckets)
+        count = len(self.buckets)
         largest = max((bucket.size_bytes for bucket in self.buckets), default=0)
         return (
-            f"{total / 1e6:.1f} MB of parameters in {len(self.buckets)} buckets, "
+            f"{total / 1e6:.1f} MB of parameters in {count} bucket{'s' if count > 1 else ''}, "
             f"the largest {largest / 1e6:.1f} MB (bucket_bytes {bucket_bytes}); "
             f"optimizer updates {self.reach.value}"
         )

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from syncline.comm.base import Communicator
 from syncline.comm.control import Control
 from syncline.contract import Saved, Strategy
+from syncline.engine.agreement import compare_models
 from syncline.engine.bucket import Bucket
 from syncline.engine.buffers import Buffers
 from syncline.engine.build import (
@@ -116,6 +117,7 @@ class Parts:
         self.overlap, self.bucket_bytes = choose(total_bytes, plan, wishes)
         with comm.traffic.apart():
             self.share = share = lane.call(Share, plan, comm)
+            lane.call(compare_models, model, comm)
             start_from_rank_0(model, comm, lane)
         why_not = why_not_early(
             optimizer, plan, share.step.comm, overlap=self.overlap, private=private

@@ -1,7 +1,7 @@
 """The world of ranks that mpirun or Flux started: Open MPI, whatever speaks PMI, and Flux.
 
-These engines say nothing of an address. Ranks that share one machine need none: they meet under a
-name made from the job. Ranks on several machines need MASTER_ADDR and MASTER_PORT.
+These launchers give no address. Ranks that share one machine need none: they meet under a name made
+from the job. Ranks on several machines need MASTER_ADDR and MASTER_PORT.
 """
 
 from __future__ import annotations

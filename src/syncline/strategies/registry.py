@@ -6,6 +6,7 @@ is named as "module:class" and imported when it is first used.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,9 +54,10 @@ STRATEGIES: dict[str, Entry] = {
 def make_strategy(name: str, settings: OwnSettings | None = None, seed: int = 0) -> Strategy:
     """Return a strategy with these settings (None: the defaults). `seed` is for random draws."""
     if name not in STRATEGIES:
-        raise ConfigError(
-            "strategy", f"got {name!r}", f"there are {', '.join(sorted(STRATEGIES))}", ""
-        )
+        known = ", ".join(STRATEGIES)
+        near = difflib.get_close_matches(name, STRATEGIES, n=1)
+        fix = f'Did you mean "{near[0]}"?' if near else f"Choose from {known}."
+        raise ConfigError("strategy", f'got "{name}"', "no such strategy exists", fix)
     entry = STRATEGIES[name]
     strategy: Strategy = entry.load()(settings or entry.settings(), seed)
     return strategy
