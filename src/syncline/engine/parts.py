@@ -41,6 +41,7 @@ from syncline.engine.optimizer_state import OptimizerState
 from syncline.engine.parameters import GradientTaken, Guarded, become
 from syncline.engine.recording import hook_moments
 from syncline.engine.refusals import find_parameters, refuse_claimed
+from syncline.engine.same_batches import warn_of_same_batches
 from syncline.engine.share import Share, make_plan, world_of
 from syncline.engine.steps import Steps
 from syncline.engine.torch_calls import forget
@@ -204,6 +205,7 @@ class Parts:
         compute, share = self.compute, self.share
         if not self.plan.keeps_own:
             self.guards.agreement.compare_first(self.comm)
+        warn_of_same_batches(self.slots, self.comm, is_told=compute.gradients.is_told)
         self.buffers.lay_out(share.step.comm, share.step.spread)
         first_use = compute.waiting.first_use.order
         facts = agree_on_facts(self.plan, self.comm, compute.gradients, first_use)
