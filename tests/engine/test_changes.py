@@ -185,6 +185,20 @@ def test_a_change_through_data_is_noticed(overlap):
         take_step(model, optimizer, 1)
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.usefixtures("_world_of_one")
+def test_a_change_through_data_is_noticed_after_a_use_too(overlap):
+    model, optimizer = make()
+    syncline.distribute(model, optimizer, overlap=overlap)
+    take_step(model, optimizer, 0)
+    optimizer.zero_grad()
+    model.state_dict()  # waits for all parameters
+    for parameter in model.parameters():
+        parameter.data.mul_(0.98)
+    with pytest.raises(UsageError, match="was changed in place"):
+        take_step(model, optimizer, 1)
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("overlap", [True, False])
 def test_saving_common_parameters_that_were_changed_in_place_is_refused(overlap):

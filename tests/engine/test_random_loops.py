@@ -35,6 +35,7 @@ scripts = st.lists(
 @given(scripts, st.booleans(), st.booleans())
 @example(["backward", "zeros", "backward", "step", "each to none", "step"], False, False)
 @example(["clip", "backward", "zero", "backward", "step"], False, False)
+@example(["backward", "clip", "backward critic", "step"], False, False)
 @example(
     ["backward", "step", "zeros", "each to none", "backward without aside", "step"], True, True
 )

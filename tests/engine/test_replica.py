@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import syncline
 import syncline.session
+from syncline.engine.parameters import Watched
 from syncline.errors import UsageError
 from syncline.strategies import Synchronous
 
@@ -444,7 +445,7 @@ def after_steps(model="net"):
 def test_state_dict_waits_and_looks_like_the_plain_model_s():
     network, expected = after_steps()
     assert_same(network.state_dict(), expected)
-    assert all(type(p) is nn.Parameter for p in network.parameters())
+    assert all(type(p) is Watched for p in network.parameters())
 
 
 def test_data_numpy_and_detach_wait():

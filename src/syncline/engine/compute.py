@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from syncline.comm.control import Control
@@ -29,7 +28,7 @@ from syncline.engine.gradients import Gradients
 from syncline.engine.lane import Lane
 from syncline.engine.memory import open_shard
 from syncline.engine.optimizer import idle_copy, snapshot
-from syncline.engine.parameters import Guarded, become, put_grad, raw_grad
+from syncline.engine.parameters import Guarded, Watched, become, put_grad, raw_grad
 from syncline.engine.refusals import (
     refuse_gradient_after_clipping,
     refuse_incomplete_step,
@@ -163,10 +162,12 @@ class ComputeLane:
             if self.overlap:
                 self._finish_backward()
                 self._early.check(settings)
+                gradients.end_last_buffers()
                 self._built.enter(self.step_number, self._new_flags(settings), settings)
                 self.waiting.leave()
             else:
                 self._close_backward()
+                gradients.end_last_buffers()
                 flags = self._new_flags(settings)
                 self._built.exchange_inline(self.step_number, flags, settings)
                 if self._outside.has_changed:
@@ -346,4 +347,4 @@ class ComputeLane:
         self.spent.end()
         for slot in self._slots:
             put_grad(slot.parameter, None)  # inline it may have come after clipping
-            become(slot.parameter, Parameter if self.overlap else Guarded)
+            become(slot.parameter, Watched if self.overlap else Guarded)

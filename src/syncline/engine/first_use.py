@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.nn import Parameter
 
-from syncline.engine.parameters import InFlight, become, waiters
+from syncline.engine.parameters import InFlight, Watched, become, waiters
 
 _READ_BELOW = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.MultiheadAttention)
 """Modules that read the parameters of their submodules without calling these."""
@@ -58,7 +58,7 @@ class FirstUse:
     def touch(self, number: int) -> None:
         """Record that a parameter is used for the first time."""
         self.order.append(number)
-        become(self._parameters[number], Parameter)
+        become(self._parameters[number], Watched)
 
     def touch_all(self, numbers: Sequence[int]) -> None:
         """Record that a module that owns these parameters is called."""

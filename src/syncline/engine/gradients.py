@@ -29,6 +29,7 @@ from syncline.engine.parameters import (
     Guarded,
     InFlight,
     UsedUp,
+    Watched,
     become,
     put_grad,
     raw_grad,
@@ -249,9 +250,14 @@ class Gradients:
                 slot.has_gradient = True
                 if slot.fired > slot.expected:
                     slot.expected = slot.fired
-        self._end_buffers(self.shard)
+        if self.shard != self.mine[-1]:
+            self._end_buffers(self.shard)
         self.num_closed += 1
         self.is_closed = True  # last, so that the next step() refuses a bad gradient again
+
+    def end_last_buffers(self) -> None:
+        """Take the last shard's buffers: at `step()`, since forward may run after clipping."""
+        self._end_buffers(self.mine[-1])
 
     def end_shard_by_step(self) -> None:
         """Close the current shard, which is not the step's last, and begin the next."""
@@ -283,7 +289,7 @@ class Gradients:
             return InFlight
         if self.buckets and not self.sends_in_backward:
             return Guarded
-        return UsedUp if self.spent.is_on else Parameter
+        return UsedUp if self.spent.is_on else Watched
 
     def _open_next(self, shard: int) -> None:
         self.open_shard(shard)

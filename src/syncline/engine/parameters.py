@@ -13,9 +13,9 @@ The class of a parameter changes in place:
 - `BetweenShards`, from a `step()` that ended a shard, but not the step, to the next batch: any read
   of its value is refused, because with more ranks the parameter would be updated by now.
 
-At other times it is a plain `torch.nn.Parameter`, at full speed.
+At other times it is `Watched`, which has the full speed of a plain `torch.nn.Parameter`.
 
-In these classes `.data` shares the parameter's version counter, so that a change through it is
+In all these classes `.data` shares the parameter's version counter, so that a change through it is
 noticed as any other change in place.
 """
 
@@ -297,4 +297,4 @@ def become(parameter: Parameter, kind: type[Parameter]) -> None:
 
 _WITH_FUNCTION = frozenset([InFlight, BetweenShards])
 """The classes for which torch calls `__torch_function__`."""
-_KINDS = frozenset([Parameter, GradientTaken, Guarded, InFlight, UsedUp, BetweenShards])
+_KINDS = frozenset([Parameter, Watched, GradientTaken, Guarded, InFlight, UsedUp, BetweenShards])

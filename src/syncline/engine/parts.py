@@ -38,7 +38,7 @@ from syncline.engine.guards import Guards
 from syncline.engine.lane import Lane
 from syncline.engine.layout import Wishes, choose
 from syncline.engine.optimizer_state import OptimizerState
-from syncline.engine.parameters import GradientTaken, Guarded, become
+from syncline.engine.parameters import GradientTaken, Guarded, Watched, become
 from syncline.engine.recording import hook_moments
 from syncline.engine.refusals import find_parameters, refuse_claimed
 from syncline.engine.same_batches import warn_of_same_batches
@@ -189,7 +189,7 @@ class Parts:
         for bucket in self.buckets:
             bucket.step = self.compute.step_number
         for slot in self.slots:
-            become(slot.parameter, GradientTaken if slot.fired else Parameter)
+            become(slot.parameter, GradientTaken if slot.fired else Watched)
             slot.expected = max(slot.expected, slot.fired)
         self.state.begin(self.buckets, whole)
         self.run.open()

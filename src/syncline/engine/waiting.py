@@ -18,7 +18,7 @@ from syncline.engine.bucket import Bucket, Slot
 from syncline.engine.buffers_in_flight import BuffersInFlight
 from syncline.engine.early import EarlyUpdates
 from syncline.engine.first_use import FirstUse, owners_of
-from syncline.engine.parameters import InFlight, UsedUp, become, waiters
+from syncline.engine.parameters import InFlight, UsedUp, Watched, become, waiters
 from syncline.engine.spent import Spent
 from syncline.engine.steps import Steps
 from syncline.perf.trace import Recorder
@@ -81,7 +81,7 @@ class Waiting:
     @property
     def _readable(self) -> type[Parameter]:
         """The class of a parameter whose value has come."""
-        return UsedUp if self._spent.is_on else Parameter
+        return UsedUp if self._spent.is_on else Watched
 
     def _hook_modules(self) -> Iterator[Any]:
         if getattr(self._model, "_orig_mod", None) is not None:

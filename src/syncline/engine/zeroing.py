@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from syncline.engine.bucket import Slot
 from syncline.engine.gradients import Gradients
-from syncline.engine.parameters import GradientTaken, UsedUp, become, put_grad, raw_grad
+from syncline.engine.parameters import GradientTaken, UsedUp, Watched, become, put_grad, raw_grad
 from syncline.engine.refusals import refuse_gradient_between_shards, refuse_partial_discard
 
 
@@ -67,7 +67,7 @@ class Zeroing:
         for slot in self._slots:
             parameter = slot.parameter
             if type(parameter) is UsedUp:
-                become(parameter, Parameter)
+                become(parameter, Watched)
             if looks and raw_grad(parameter) is not None:
                 put_grad(parameter, None)
                 is_any = True
@@ -95,6 +95,6 @@ class Zeroing:
             put_grad(slot.parameter, None)
             slot.fired = 0
             if type(slot.parameter) is GradientTaken:
-                become(slot.parameter, Parameter)
+                become(slot.parameter, Watched)
         if not gradients.buckets:
             gradients.arrivals.clear()
