@@ -403,6 +403,19 @@ def test_a_flat_loop_gives_each_shard_in_turn_and_says_where_the_step_ends(accum
     assert models[0].told == models[1].told == [(1, True), (2, True)] * (4 // accumulate)
 
 
+@pytest.mark.parametrize("mine", [range(4), range(2), range(1, 2)])
+def test_a_loader_counts_the_steps_of_an_epoch_alike_on_any_number_of_ranks(mine):
+    loader = sharded(4, mine, batch_size=3)
+    flat = FlatLoader(loader)
+    for _ in range(2):
+        assert [flat.step for _ in flat if flat.ends_step] == [0, 1, 2, 3]
+        assert [loader.step for step in loader for _ in step][:: len(mine)] == [0, 1, 2, 3]
+        assert flat.step == 0
+    resumed = sharded(4, mine, batch_size=3)
+    resumed.load_state_dict(loader.state_dict() | {"epoch": 1, "step": 3})
+    assert [resumed.step for _ in resumed] == [3]
+
+
 def test_a_step_can_be_gone_through_for_each_model_in_turn():
     model = Told()
     loader = DataLoader(TensorDataset(torch.arange(20)), batch_size=5)
