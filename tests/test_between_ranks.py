@@ -14,11 +14,11 @@ from ranks import RankError, run_ranks
 pytestmark = pytest.mark.processes
 
 
-def take_step(overlap):
+def take_step(overlap, strategy="synchronous"):
     """Take a first step; return a function that takes another."""
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    syncline.distribute(model, optimizer, overlap=overlap)
+    syncline.distribute(model, optimizer, strategy, overlap=overlap)
 
     def step():
         model(torch.ones(3, 4)).sum().backward()
@@ -63,6 +63,33 @@ def test_sums_are_those_of_all_ranks_and_the_same_bits_on_each(size, machines):
     counts = [sum(range(size)), 10 * size]
     found = run_ranks(size, work, machines=machines)
     assert found == [[counts, table, [2, size], "torch.int64"]] * size
+
+
+@pytest.mark.parametrize("strategy", ["gossip", "elastic", "server", "local"])
+def test_a_rank_that_waits_still_serves_ranks_that_take_steps(strategy):
+    def work():
+        rank = syncline.init()
+        step = take_step(None, strategy)
+        for _ in range(3):
+            time.sleep(0.1 * rank)  # the others wait at the barrier by then
+            step()
+        syncline.barrier()
+        found = syncline.sum_over_ranks(torch.tensor([rank + 1])).item()
+        step()
+        return found
+
+    assert run_ranks(3, work) == [6, 6, 6]
+
+
+def test_a_rank_that_has_left_is_named_by_those_that_wait():
+    def work():
+        rank = syncline.init()
+        take_step(None, "gossip")
+        if rank == 0:
+            syncline.barrier()
+
+    with pytest.raises(RankError, match="rank 1 ended its run in good order, but rank 0 still"):
+        run_ranks(2, work)
 
 
 def test_a_rank_alone_has_its_own_sum_in_memory_of_its_own():

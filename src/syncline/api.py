@@ -272,7 +272,10 @@ def discard_gradients(model: nn.Module) -> None:
 
 
 def barrier() -> None:
-    """Wait until every rank has called it: before a file is read that one rank has written."""
+    """Wait until every rank has called it: before a file is read that one rank has written.
+
+    It raises if a rank is gone, also with strategies whose other ranks continue.
+    """
     session = current_session()
     with session.comm.traffic.apart():
         session.lane.call(session.comm.barrier)
@@ -281,8 +284,10 @@ def barrier() -> None:
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     """Return the sum of a small tensor over all ranks, the same on each: counts, sums of metrics.
 
-    Every rank calls it, with the same shape and type. Terms are added in the order of ranks. So
-    whole numbers are exact on any number of ranks; the last digits of others depend on it.
+    Every rank calls it, with the same shape and type; once a step or less often, since ranks may
+    have different numbers of batches a step. It raises if a rank is gone. Terms are added in the
+    order of ranks: whole numbers are exact on any number of ranks, the last digits of others depend
+    on it.
     """
     session = current_session()
     dtype = torch.int64 if values.dtype == torch.bool else values.dtype  # as torch.sum does
