@@ -122,8 +122,6 @@ def test_what_cannot_be_cut_is_refused():
             cut(DataLoader(DATA, **args), 2, range(1))
     with pytest.raises(UsageError, match="50 samples do not fill one step"):
         len(sharded(20, range(1)))
-    with pytest.raises(UsageError, match="no batch_size"):
-        cut(DataLoader(DATA, batch_size=None), 2, range(1))
     with pytest.raises(UsageError, match="a generator, has no length"):
         cut(DataLoader(DATA, sampler=(k for k in range(9))), 2, range(1))
 
@@ -405,6 +403,19 @@ def test_a_flat_loop_gives_each_shard_in_turn_and_says_where_the_step_ends(accum
     assert models[0].told == models[1].told == [(1, True), (2, True)] * (4 // accumulate)
 
 
+@pytest.mark.parametrize("mine", [range(4), range(2), range(1, 2)])
+def test_a_loader_counts_the_steps_of_an_epoch_alike_on_any_number_of_ranks(mine):
+    loader = sharded(4, mine, batch_size=3)
+    flat = FlatLoader(loader)
+    for _ in range(2):
+        assert [flat.step for _ in flat if flat.ends_step] == [0, 1, 2, 3]
+        assert [loader.step for step in loader for _ in step][:: len(mine)] == [0, 1, 2, 3]
+        assert flat.step == 0
+    resumed = sharded(4, mine, batch_size=3)
+    resumed.load_state_dict(loader.state_dict() | {"epoch": 1, "step": 3})
+    assert [resumed.step for _ in resumed] == [3]
+
+
 def test_a_step_can_be_gone_through_for_each_model_in_turn():
     model = Told()
     loader = DataLoader(TensorDataset(torch.arange(20)), batch_size=5)
@@ -539,6 +550,44 @@ def test_a_sampler_gives_every_rank_the_same_order_and_goes_on_after_a_resume(na
     resumed = make(range(2))
     resumed.load_state_dict(saved)
     assert rest(resumed) + rest(resumed) == epochs[1][4:] + epochs[2]
+
+
+READY = [torch.full((3,), float(number)) for number in range(9)]
+"""Batches that a script has made by hand."""
+
+
+class Noisy(Dataset):
+    """Gives batches made by hand, with random numbers added."""
+
+    def __len__(self):
+        return len(READY)
+
+    def __getitem__(self, index):
+        return READY[index] + 0.5 * torch.rand(1)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_items_that_are_batches_are_a_shard_each(workers):
+    def make(mine):
+        return cut(DataLoader(Noisy(), batch_size=None, num_workers=workers), 4, mine)
+
+    def values(loader):
+        return [[batch.tolist() for batch in step] for step in loader]
+
+    whole = values(make(range(4)))
+    assert [[int(batch[0]) for batch in step] for step in whole] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert values(make(range(2, 4))) == [step[2:] for step in whole]
+    assert make(range(4)).state_dict()["num_samples"] == 9
+
+
+def test_items_that_are_batches_come_in_the_sampler_s_order():
+    def order(**settings):
+        loader = cut(DataLoader(READY, batch_size=None, **settings), 3, range(3))
+        return [int(batch[0]) for step in loader for batch in step]
+
+    assert order(shuffle=True) == epoch_order(9, 0, 0).tolist()
+    assert order(sampler=[8, 6, 4, 2, 0, 1]) == [8, 6, 4, 2, 0, 1]
+    assert order(collate_fn=lambda batch: batch[:1] + 1) == list(range(1, 10))
 
 
 def test_a_sampler_that_cannot_go_on_is_refused():

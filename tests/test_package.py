@@ -193,6 +193,7 @@ def test_public_names_are_pinned():
         "Replica",
         "SynclineError",
         "__version__",
+        "barrier",
         "clip_grad_norm_",
         "clip_grad_value_",
         "discard_gradients",
@@ -206,6 +207,7 @@ def test_public_names_are_pinned():
         "shard",
         "shards",
         "step_ended",
+        "sum_over_ranks",
         "world_size",
     ]
     for name in syncline.__all__:

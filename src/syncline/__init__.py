@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see: the same names as in _HOMES below
     from syncline.api import (
+        barrier,
         clip_grad_norm_,
         clip_grad_value_,
         discard_gradients,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # what type checkers and editors see: the same names as in _H
         shard,
         shards,
         step_ended,
+        sum_over_ranks,
         world_size,
     )
     from syncline.config import Job, read_job
@@ -37,6 +39,7 @@ if TYPE_CHECKING:  # what type checkers and editors see: the same names as in _H
 __version__ = "0.2.0"
 
 _HOMES = {
+    "barrier": "syncline.api",
     "clip_grad_norm_": "syncline.api",
     "clip_grad_value_": "syncline.api",
     "discard_gradients": "syncline.api",
@@ -48,6 +51,7 @@ _HOMES = {
     "shard": "syncline.api",
     "shards": "syncline.api",
     "step_ended": "syncline.api",
+    "sum_over_ranks": "syncline.api",
     "world_size": "syncline.api",
     "Replica": "syncline.replica",
     "SynclineError": "syncline.errors",
@@ -61,6 +65,7 @@ __all__ = [
     "Replica",
     "SynclineError",
     "__version__",
+    "barrier",
     "clip_grad_norm_",
     "clip_grad_value_",
     "discard_gradients",
@@ -74,6 +79,7 @@ __all__ = [
     "shard",
     "shards",
     "step_ended",
+    "sum_over_ranks",
     "world_size",
 ]
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from syncline import replica as published
+from syncline.comm.base import sum_by_rank
 from syncline.comm.tree import shard_range
 from syncline.config.session import SessionSettings
 from syncline.config.settings import HUNG_S, MEET_S, SILENT_S
@@ -268,6 +269,31 @@ def discard_gradients(model: nn.Module) -> None:
     Call it on every rank, or on none. `zero_grad()` drops gradients too, and leaves buffers alone.
     """
     _replica_of(model).discard_gradients()
+
+
+def barrier() -> None:
+    """Wait until every rank has called it: before a file is read that one rank has written.
+
+    It raises if a rank is gone, also with strategies whose other ranks continue.
+    """
+    session = current_session()
+    with session.comm.traffic.apart():
+        session.lane.call(session.comm.barrier)
+
+
+def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
+    """Return the sum of a small tensor over all ranks, the same on each: counts, sums of metrics.
+
+    Every rank calls it, with the same shape and type; once a step or less often, since ranks may
+    have different numbers of batches a step. It raises if a rank is gone. Terms are added in the
+    order of ranks: whole numbers are exact on any number of ranks, the last digits of others depend
+    on it.
+    """
+    session = current_session()
+    dtype = torch.int64 if values.dtype == torch.bool else values.dtype  # as torch.sum does
+    mine = values.detach().to("cpu", dtype).contiguous()
+    with session.comm.traffic.apart():
+        return session.lane.call(sum_by_rank, session.comm, mine).to(values.device)
 
 
 def optimizer_state(model: nn.Module) -> dict[str, dict[str, Any]]:

@@ -106,6 +106,14 @@ class ShardedLoader(LikeLoader):
         """The epoch under way, or the next one."""
         return self._position.epoch
 
+    @property
+    def step(self) -> int:
+        """The number of the step under way in this epoch, from 0, on any number of ranks.
+
+        Between two loops it is that of the next loop's first step.
+        """
+        return self._position.step
+
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop be this epoch. Not needed: each loop is the next epoch.
 
@@ -249,6 +257,11 @@ class FlatLoader(LikeLoader):
     def epoch(self) -> int:
         """The epoch under way, or the next one."""
         return self._steps.epoch
+
+    @property
+    def step(self) -> int:
+        """The number of the step under way in this epoch, from 0, on any number of ranks."""
+        return self._steps.step
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop be this epoch. Not needed: each loop is the next epoch."""

@@ -104,13 +104,32 @@ class Batches:
         return self._batches()
 
 
+class OnlyItem:
+    """Gives a data set's item, which is a batch already, to the loader's `collate_fn`."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
+        self._collate_fn = collate_fn
+
+    def __call__(self, items: list[Any]) -> Any:
+        (item,) = items
+        return self._collate_fn(item)
+
+
+def _has_ready_batches(loader: DataLoader[Any]) -> bool:
+    """Say whether each item of the data set is a batch: `batch_size=None`, no batch sampler."""
+    return loader.batch_sampler is None
+
+
 def seeded_loader(loader: DataLoader[Any], batches: Batches) -> DataLoader[Any]:
     """Return a loader like the user's, with other batches, that are fetched with their seed."""
+    collate_fn = loader.collate_fn
+    if _has_ready_batches(loader):
+        collate_fn = OnlyItem(collate_fn)
     return DataLoader(
         SeededSamples(loader.dataset),
         batch_sampler=batches,  # type: ignore[arg-type]  # no list: see SeededSamples
         num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
+        collate_fn=collate_fn,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,
@@ -147,11 +166,11 @@ class Order:
                 "a data set without indices cannot be cut into shards: which sample is whose? "
                 "Give each rank its part yourself, or use a map-style data set."
             )
-        if loader.batch_sampler is None:
-            raise UsageError("the loader has no batch_size, which is the size of one shard")
         self._loader = loader
         self._seed = seed
-        self._sampler: Any = loader.sampler if loader.batch_size else loader.batch_sampler
+        self._sampler: Any = loader.sampler
+        if loader.batch_size is None and not _has_ready_batches(loader):
+            self._sampler = loader.batch_sampler
         if any(isinstance(part, DistributedSampler) for part in _parts(self._sampler)):
             raise UsageError(
                 "the loader's sampler is a DistributedSampler, which gives each rank a part of the "
@@ -167,7 +186,7 @@ class Order:
 
     @property
     def num_samples(self) -> int:
-        """Samples in an epoch; batches, if the user has a batch sampler."""
+        """Samples in an epoch; batches, if the user has a batch sampler or `batch_size=None`."""
         return len(self._sampler)
 
     @property
@@ -197,7 +216,7 @@ class Order:
             order = self._ask_sampler(epoch)
         size = self._loader.batch_size
         if size is None:
-            return order
+            return [[index] for index in order] if _has_ready_batches(self._loader) else order
         return [order[first : first + size] for first in range(0, len(order) - size + 1, size)]
 
     def _ask_sampler(self, epoch: int) -> list[Any]:

@@ -66,5 +66,6 @@ def refuse_mismatch(control: Control, mine: int, rank: int, theirs: int) -> Comm
         f"rank {me} calls {describe(mine)} {control.where_is(me)}, while rank {rank} calls "
         f"{describe(theirs)} {control.where_is(rank)}: all ranks must make the same calls in the "
         "same order. Look for a call that only some ranks make: step(), clip_grad_norm_(), "
-        "optimizer_state(), discard_gradients(), whole() and detach() need every rank."
+        "optimizer_state(), discard_gradients(), whole(), detach(), barrier() and "
+        "sum_over_ranks() need every rank."
     )
