@@ -124,6 +124,7 @@ class LaidOutModel:
         private: bool,
     ) -> None:
         """Put parameters and gradients into flat memory. Every rank calls it, on the comm lane."""
+        self.reach = find_reach(self.optimizer)  # again: the model may have been cast since
         order = [self.slots[number].size() for number in facts.order]
         idle = [self.slots[number].size(is_used=False) for number in facts.idle]
         self.layout = lay_out(
