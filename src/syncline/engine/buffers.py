@@ -34,6 +34,16 @@ def load_flat_buffers(model: nn.Module, flat: torch.Tensor) -> None:
             at += buffer.numel()
 
 
+def sum_type(dtype: torch.dtype, shards: int) -> torch.dtype:
+    """Return the type in which running statistics are summed over shards.
+
+    The mean of equal values must be that value: a norm layer in `eval()` keeps its statistics. In
+    float32 it is, if the number of shards is a power of two; in float64 it is for any number.
+    """
+    is_power_of_two = shards & (shards - 1) == 0
+    return dtype if is_power_of_two else torch.float64
+
+
 def find_statistics(model: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the running statistics of a model's norm layers, and their counters of batches."""
     statistics, counters, _ = find_homes(model)
@@ -90,7 +100,8 @@ class Buffers:
                 "be averaged together. Cast them to one type before the first step."
             )
         total = sum(buffer.numel() for buffer in buffers)
-        self.statistics = allocate_sums(comm, total, dtype, spread, 1.0 / spread.shards)
+        summed = sum_type(dtype, spread.shards)
+        self.statistics = allocate_sums(comm, total, summed, spread, 1.0 / spread.shards)
         self._current = torch.empty(total, dtype=dtype)
         self._start = torch.empty(total, dtype=dtype)
         self._places = []
