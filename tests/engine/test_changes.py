@@ -395,3 +395,18 @@ def test_as_many_other_parameters_in_the_optimizer_are_noticed():
     optimizer.param_groups[0]["params"][0] = nn.Parameter(torch.zeros(2))
     with pytest.raises(UsageError, match="new parameters"):
         optimizer.step()
+
+
+@pytest.mark.usefixtures("_world_of_one")
+def test_parameters_that_move_between_groups_are_noticed():
+    model, _ = make()
+    parameters = list(model.parameters())
+    groups = [{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.5}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    syncline.distribute(model, optimizer)
+    take_step(model, optimizer, 0)
+    model(torch.ones(2, 2, 8, 8)).sum().backward()
+    first, second = optimizer.param_groups
+    second["params"].insert(0, first["params"].pop())  # the order of all parameters stays
+    with pytest.raises(UsageError, match="moved between the optimizer's groups"):
+        optimizer.step()
