@@ -199,7 +199,7 @@ def _sharded(
             "accumulate", f"got {accumulate}", "it must be at least 1", "Leave it out."
         )
     session = current_session()
-    replicas = [one for one in session.replicas if not one.is_detached]
+    replicas = session.live_replicas
     serving = [one for one in replicas if not all(one.plan.shards)]
     if serving and len(replicas) > 1:
         raise UsageError(
@@ -210,7 +210,7 @@ def _sharded(
     if key not in made:
         made[key] = ShardedLoader(loader, partial(_deal, session), seed, accumulate=accumulate)
     steps = made[key]
-    replica = session.replicas[-1] if session.replicas else None
+    replica = replicas[-1] if replicas else None
     if replica is not None and not replica.my_shards:
         return ServingLoader(replica, steps)
     return make(steps)
@@ -218,7 +218,7 @@ def _sharded(
 
 def _deal(session: Session) -> Dealt:
     """Return how the shards of a step are dealt to the ranks now."""
-    replicas, world = session.replicas, session.world
+    replicas, world = session.live_replicas, session.world
     if not replicas:
         return Dealt(world.size, range(*shard_range(world.size, world.size, world.rank)))
     counts = sorted({replica.shards for replica in replicas})

@@ -149,6 +149,7 @@ class Order:
             )
         if loader.batch_sampler is None:
             raise UsageError("the loader has no batch_size, which is the size of one shard")
+        _refuse_own_iteration(loader)
         self._loader = loader
         self._seed = seed
         self._sampler: Any = loader.sampler if loader.batch_size else loader.batch_sampler
@@ -232,6 +233,17 @@ class Order:
                 f"{epoch} than when the loader's state was saved. Let its order depend on its "
                 "set_epoch(epoch), its generator, or the generators of torch, Python or numpy."
             )
+
+
+def _refuse_own_iteration(loader: DataLoader[Any]) -> None:
+    """Refuse a DataLoader of a class that does something to batches: its code would not run."""
+    owner = str(getattr(type(loader).__iter__, "__module__", "")).partition(".")[0]
+    if owner not in ("torch", "torchdata"):
+        raise UsageError(
+            f"the loader is a {type(loader).__name__}, whose __iter__ is not DataLoader's, but "
+            "ranks fetch their shards with a DataLoader of their own. Do what it does in the data "
+            "set, in collate_fn or in the loop."
+        )
 
 
 def _parts(sampler: Any) -> Iterator[Any]:

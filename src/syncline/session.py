@@ -170,6 +170,11 @@ class Session:
         store, hung_s = self._store.store, self.settings.hung_s
         return join_group(self.control, store, self._address, hung_s)
 
+    @property
+    def live_replicas(self) -> list[Replica]:
+        """The models that are distributed now: without those that were detached."""
+        return [replica for replica in self.replicas if not replica.is_detached]
+
     def check_alone(self) -> None:
         """Refuse to train alone if other ranks have turned up since this one joined."""
         if self.world.size > 1:
