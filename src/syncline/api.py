@@ -199,7 +199,7 @@ def _sharded(
             "accumulate", f"got {accumulate}", "it must be at least 1", "Leave it out."
         )
     session = current_session()
-    replicas = session.live_replicas
+    replicas = _live_replicas(session)
     serving = [one for one in replicas if not all(one.plan.shards)]
     if serving and len(replicas) > 1:
         raise UsageError(
@@ -216,9 +216,14 @@ def _sharded(
     return make(steps)
 
 
+def _live_replicas(session: Session) -> list[Replica]:
+    """Return the models that are distributed now: without those that were detached."""
+    return [replica for replica in session.replicas if not replica.is_detached]
+
+
 def _deal(session: Session) -> Dealt:
     """Return how the shards of a step are dealt to the ranks now."""
-    replicas, world = session.live_replicas, session.world
+    replicas, world = _live_replicas(session), session.world
     if not replicas:
         return Dealt(world.size, range(*shard_range(world.size, world.size, world.rank)))
     counts = sorted({replica.shards for replica in replicas})

@@ -172,11 +172,6 @@ class Session:
         return join_group(self.control, store, self._address, hung_s)
 
     @property
-    def live_replicas(self) -> list[Replica]:
-        """The models that are distributed now: without those that were detached."""
-        return [replica for replica in self.replicas if not replica.is_detached]
-
-    @property
     def is_inherited(self) -> bool:
         """Whether this process is a fork of the rank: the connections are its parent's."""
         return os.getpid() != self._pid
@@ -344,11 +339,9 @@ def close_session() -> None:
 def _leave() -> None:
     session = _session
     close_session()
-    if (
-        session is not None
-        and not session.is_inherited
-        and (session._error or session.lane.failure)
-    ):
+    if session is None or session.is_inherited:
+        return
+    if session._error or session.lane.failure:
         # Threads may be stuck in calls to a dead peer; the interpreter would wait for them.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):

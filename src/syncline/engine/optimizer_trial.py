@@ -7,12 +7,21 @@ it changes gradients. What cannot be spread over ranks is refused.
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
 
-from syncline.engine.optimizer import Reach, changed_settings, clone_for, snapshot
+from syncline.contract import ParamGroups
+from syncline.engine.optimizer import (
+    Reach,
+    changed_settings,
+    clone_for,
+    count_in_groups,
+    snapshot,
+)
 from syncline.errors import UsageError
 
 _SHAPES = {1: (1536,), 2: (32, 48), 3: (32, 6, 8), 4: (32, 4, 3, 4), 5: (32, 3, 4, 2, 2)}
@@ -190,6 +199,13 @@ def counts_in_groups(optimizer: Optimizer) -> bool:
                     "parameter, in optimizer.state."
                 )
     return found
+
+
+def counter_of(optimizer: Optimizer) -> Callable[[ParamGroups], None]:
+    """Return what to call with a step's settings, so that what groups count goes on."""
+    if not counts_in_groups(optimizer):
+        return lambda settings: None
+    return functools.partial(count_in_groups, optimizer)
 
 
 def _equal_in_parts(
