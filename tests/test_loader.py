@@ -675,3 +675,16 @@ print(*syncline.shard(DataLoader(Drawn(), batch_size=2)))
 
 def test_the_very_first_draw_from_numpy_is_seeded_too():
     assert run_program(FIRST_DRAW) == run_program(FIRST_DRAW) != b""
+
+
+class Doubled(DataLoader):
+    """Changes batches after they were fetched."""
+
+    def __iter__(self):
+        return (batch * 2 for batch in super().__iter__())
+
+
+def test_a_loader_whose_own_iteration_would_not_run_is_refused(alone):
+    syncline.init()
+    with pytest.raises(UsageError, match="Doubled, whose __iter__ is not DataLoader's"):
+        syncline.shard(Doubled(torch.arange(8.0), batch_size=2))

@@ -648,6 +648,29 @@ loop_alone(
 loop_alone("a forgotten zero_grad()", "one_step()\none_step()", ", shards=1")
 loop_alone("reading .grad after step()", "one_step()\nprint(model.weight.grad)", ", shards=1")
 loop_alone(
+    "weights tied by .data",
+    "model = torch.nn.Sequential(model, torch.nn.Linear(4, 2))\n"
+    "model[1].weight.data = model[0].weight.data\n"
+    "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    "syncline.distribute(model, optimizer)",
+)
+loop_alone(
+    "a lazy module that has seen no batch",
+    "model = torch.nn.LazyLinear(2)\n"
+    "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    "syncline.distribute(model, optimizer)",
+)
+loop_alone(
+    "a parameter that moves to another group of the optimizer",
+    "optimizer = torch.optim.SGD([{'params': [p]} for p in model.parameters()], lr=0.1)\n"
+    "syncline.distribute(model, optimizer)\n"
+    "one_step()\n"
+    "first, second = optimizer.param_groups\n"
+    "second['params'].insert(0, first['params'].pop())\n"
+    "optimizer.zero_grad()\n"
+    "one_step()",
+)
+loop_alone(
     "torch's own clipping",
     "backward()\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
     ", shards=1",

@@ -200,7 +200,7 @@ def _sharded(
             "accumulate", f"got {accumulate}", "it must be at least 1", "Leave it out."
         )
     session = current_session()
-    replicas = [one for one in session.replicas if not one.is_detached]
+    replicas = _live_replicas(session)
     serving = [one for one in replicas if not all(one.plan.shards)]
     if serving and len(replicas) > 1:
         raise UsageError(
@@ -211,15 +211,20 @@ def _sharded(
     if key not in made:
         made[key] = ShardedLoader(loader, partial(_deal, session), seed, accumulate=accumulate)
     steps = made[key]
-    replica = session.replicas[-1] if session.replicas else None
+    replica = replicas[-1] if replicas else None
     if replica is not None and not replica.my_shards:
         return ServingLoader(replica, steps)
     return make(steps)
 
 
+def _live_replicas(session: Session) -> list[Replica]:
+    """Return the models that are distributed now: without those that were detached."""
+    return [replica for replica in session.replicas if not replica.is_detached]
+
+
 def _deal(session: Session) -> Dealt:
     """Return how the shards of a step are dealt to the ranks now."""
-    replicas, world = session.replicas, session.world
+    replicas, world = _live_replicas(session), session.world
     if not replicas:
         return Dealt(world.size, range(*shard_range(world.size, world.size, world.rank)))
     counts = sorted({replica.shards for replica in replicas})

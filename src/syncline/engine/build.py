@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 import msgspec
 import torch
@@ -33,12 +33,18 @@ from syncline.engine.waiting import ThreadEvent
 from syncline.perf.trace import TaskId
 
 
-def start_from_rank_0(model: nn.Module, comm: Communicator, lane: Lane) -> None:
-    """Give every rank rank 0's parameters and buffers. Every rank calls it."""
+def start_from_rank_0(
+    model: nn.Module, comm: Communicator, lane: Lane, held: Set[int] = frozenset()
+) -> None:
+    """Give every rank rank 0's parameters and buffers. Every rank calls it.
+
+    Those in `held`, by id, have been given: the model has another optimizer as well.
+    """
     root = comm.ranks.index(min(comm.ranks))
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
-            lane.call(comm.broadcast, tensor.detach(), root)
+            if id(tensor) not in held:
+                lane.call(comm.broadcast, tensor.detach(), root)
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -124,6 +130,7 @@ class LaidOutModel:
         private: bool,
     ) -> None:
         """Put parameters and gradients into flat memory. Every rank calls it, on the comm lane."""
+        self.reach = find_reach(self.optimizer)  # again: the model may have been cast since
         order = [self.slots[number].size() for number in facts.order]
         idle = [self.slots[number].size(is_used=False) for number in facts.idle]
         self.layout = lay_out(

@@ -289,8 +289,13 @@ def _plain_copy(parameter: Parameter, memo: dict[int, Any]) -> Parameter:
     return copied
 
 
+def is_plain_kind(parameter: Parameter) -> bool:
+    """Say whether a parameter is torch's own kind, whose class may be changed in place."""
+    return type(parameter) in _KINDS
+
+
 def become(parameter: Parameter, kind: type[Parameter]) -> None:
-    """Change a parameter's class in place. Other subclasses (DTensor) are not changed."""
+    """Change a parameter's class in place. Classes of the user's are refused before."""
     if type(parameter) in _KINDS:
         parameter.__class__ = kind
 

@@ -72,6 +72,13 @@ class Options:
     check_every: int | None = None
 
 
+def _held() -> set[int]:
+    """Return the ids of parameters and buffers that are distributed already."""
+    parameters = {id(slot.parameter) for one in _attached for slot in one.slots}
+    homes = (home for one in _attached for home in one.buffers.homes)
+    return parameters | {id(home.value()) for home in homes}
+
+
 class Parts:
     """All objects that train one model on one rank."""
 
@@ -119,12 +126,12 @@ class Parts:
         with comm.traffic.apart():
             self.share = share = lane.call(Share, plan, comm)
             lane.call(compare_models, model, comm)
-            start_from_rank_0(model, comm, lane)
+            start_from_rank_0(model, comm, lane, _held())
         why_not = why_not_early(
             optimizer, plan, share.step.comm, overlap=self.overlap, private=private
         )
         self.early = EarlyUpdates(why_not if options.early else "early=False")
-        self.buffers = Buffers(model, share.step.comm, share.step.spread)
+        self.buffers = Buffers(model, share.step.comm, share.step.spread, self._other_buffers)
         self.guards = Guards(
             *(model, found, optimizer, self.buffers, share.step.comm, plan),
             private=private,
@@ -151,6 +158,10 @@ class Parts:
         """Of the hooks on the user's objects."""
         self.handles.append(optimizer.register_step_pre_hook(self.compute.before_step))
         _attached.add(self)
+
+    def _other_buffers(self) -> list[Buffers]:
+        """Return the buffers of other models, or of this one with another optimizer."""
+        return [other.buffers for other in _attached if other is not self]
 
     @property
     def root(self) -> nn.Module:
