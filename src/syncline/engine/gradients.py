@@ -192,6 +192,22 @@ class Gradients:
         self._restore_buffers(shard)
         open_shard(self.buckets, shard)
 
+    def end_later_pass(self) -> None:
+        """Drop what forward wrote into buffers in a pass over the shards after the step's own.
+
+        Each shard has written other values, and no step averages them.
+        """
+        if self._has_gradient():
+            return
+        for bucket in self.buckets[:1]:
+            if bucket.is_in_flight:
+                self._wait(bucket)
+        self._kept = {}
+        self.shard = self.mine[0]
+        with torch.no_grad():
+            self._buffers.begin_shard()
+        open_shard(self.buckets, self.shard)
+
     def _restore_buffers(self, shard: int) -> None:
         kept = self._kept.pop(shard, None)
         if kept is None:
