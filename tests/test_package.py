@@ -48,6 +48,7 @@ LAYERS = {
     "like_loader": 1,
     "step_batches": 5,
     "loader": 5,
+    "draws": 5,
     "replica": 5,
     "session": 6,
     "checkpoint": 6,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from syncline.comm.tree import shard_range
 from syncline.config.session import SessionSettings
 from syncline.config.settings import HUNG_S, MEET_S, SILENT_S
 from syncline.contract import Strategy
+from syncline.draws import DrawnBatches, DrawnSteps
 from syncline.engine.parts import Options
 from syncline.engine.replica import Replica
 from syncline.engine.torch_calls import watch
@@ -152,8 +153,16 @@ def _replica_of(model: nn.Module) -> Replica:
     raise UsageError("this model was not given to syncline.distribute()")
 
 
+@overload
 def shard(
     loader: DataLoader[Any], *, seed: int = 0, accumulate: int = 1
+) -> FlatLoader | ServingLoader: ...
+@overload
+def shard(
+    loader: Callable[[], Any], *, seed: int = 0, accumulate: int = 1
+) -> DrawnBatches | ServingLoader: ...
+def shard(
+    loader: DataLoader[Any] | Callable[[], Any], *, seed: int = 0, accumulate: int = 1
 ) -> FlatLoader | ServingLoader:
     """Return a loader over this rank's part of the data; `batch_size` is the size of a shard.
 
@@ -168,18 +177,35 @@ def shard(
 
     Before each batch the generators of torch, Python and numpy are seeded by (seed, step, shard),
     so that augmentation and dropout do not depend on the number of ranks.
+
+    In the place of a loader it takes a function that draws one batch from these generators, for
+    loops without a DataLoader: `batches = shard(lambda: get_batch("train"))`. It is called for each
+    batch, without an end; `next(batches)` works as well as a `for` loop.
     """
+    if not isinstance(loader, DataLoader):
+        steps = _drawn(loader, seed, accumulate)
+        return DrawnBatches(steps) if isinstance(steps, DrawnSteps) else steps
     return _sharded(loader, seed, accumulate, FlatLoader)
 
 
+@overload
 def shards(
     loader: DataLoader[Any], *, seed: int = 0, accumulate: int = 1
+) -> ShardedLoader | ServingLoader: ...
+@overload
+def shards(
+    loader: Callable[[], Any], *, seed: int = 0, accumulate: int = 1
+) -> DrawnSteps | ServingLoader: ...
+def shards(
+    loader: DataLoader[Any] | Callable[[], Any], *, seed: int = 0, accumulate: int = 1
 ) -> ShardedLoader | ServingLoader:
     """Return an iterator over steps; each step iterates over the shards that this rank computes.
 
     A step can be iterated over more than once: for several models, each in turn. Otherwise as
     `shard`. On a rank that only serves others it yields no step.
     """
+    if not isinstance(loader, DataLoader):
+        return _drawn(loader, seed, accumulate)
     return _sharded(loader, seed, accumulate, lambda steps: steps)
 
 
@@ -189,12 +215,29 @@ _Loader = TypeVar("_Loader", FlatLoader, ShardedLoader)
 def _sharded(
     loader: DataLoader[Any], seed: int, accumulate: int, make: Callable[[ShardedLoader], _Loader]
 ) -> _Loader | ServingLoader:
-    if not isinstance(loader, DataLoader):
+    session = _session_for(accumulate)
+    made, key = made_of(loader, session), (seed, accumulate)
+    if key not in made:
+        made[key] = ShardedLoader(loader, partial(_deal, session), seed, accumulate=accumulate)
+    serving = _serving(session, made[key])
+    return make(made[key]) if serving is None else serving
+
+
+def _drawn(draw: Callable[[], Any], seed: int, accumulate: int) -> DrawnSteps | ServingLoader:
+    if not callable(draw):
         raise UsageError(
-            f"shard() takes a torch DataLoader, but got a {type(loader).__name__}. Put a data set "
-            "into a DataLoader. If that cannot be, give each rank its part of the data yourself, "
-            "by syncline.rank() and syncline.world_size()."
+            f"shard() takes a torch DataLoader, or a function that draws one batch, but got a "
+            f"{type(draw).__name__}. Put a data set into a DataLoader; to draw batches yourself, "
+            "write for example syncline.shard(lambda: get_batch('train'))."
         )
+    session = _session_for(accumulate)
+    deal = partial(_deal, session)
+    steps = DrawnSteps(draw, deal, seed, session.streams, accumulate=accumulate)
+    serving = _serving(session, steps)
+    return steps if serving is None else serving
+
+
+def _session_for(accumulate: int) -> Session:
     if accumulate < 1:
         raise ConfigError(
             "accumulate", f"got {accumulate}", "it must be at least 1", "Leave it out."
@@ -207,14 +250,15 @@ def _sharded(
             "ranks that only serve loop for one model. Use servers=0 for several: then every rank "
             "holds strips of each."
         )
-    made, key = made_of(loader, session), (seed, accumulate)
-    if key not in made:
-        made[key] = ShardedLoader(loader, partial(_deal, session), seed, accumulate=accumulate)
-    steps = made[key]
+    return session
+
+
+def _serving(session: Session, steps: ShardedLoader) -> ServingLoader | None:
+    """Return the loader of a rank that only serves; None on a rank that computes."""
     replica = session.replicas[-1] if session.replicas else None
     if replica is not None and not replica.my_shards:
         return ServingLoader(replica, steps)
-    return make(steps)
+    return None
 
 
 def _deal(session: Session) -> Dealt:
