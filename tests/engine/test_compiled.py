@@ -127,7 +127,7 @@ def test_compiled_code_does_not_depend_on_what_a_rank_did_before(overlap, is_eva
     torch.manual_seed(0)
     model = SmallGPT()
     if is_part:
-        model.blocks[1] = torch.compile(model.blocks[1], backend=backend)
+        model.block = torch.compile(model.block, backend=backend)
     else:
         model = torch.compile(model, backend=backend)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -150,9 +150,9 @@ def test_compiled_code_does_not_depend_on_what_a_rank_did_before(overlap, is_eva
 def test_a_model_that_was_compiled_in_place_is_refused():
     syncline.init()
     model = SmallGPT()
-    model.blocks[1].compile(backend="eager")
+    model.block.compile(backend="eager")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with pytest.raises(UsageError, match=r"module blocks\.1 was compiled in place"):
+    with pytest.raises(UsageError, match="module block was compiled in place"):
         syncline.distribute(model, optimizer)
 
 
