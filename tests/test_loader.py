@@ -453,7 +453,7 @@ def test_a_sharded_loader_has_the_attributes_of_its_loader(make):
     assert ours.epoch == 3
     with pytest.raises(AttributeError, match="nosuch"):
         _ = ours.nosuch
-    with pytest.raises(UsageError, match="takes a torch DataLoader, but got a"):
+    with pytest.raises(UsageError, match="function that draws one batch, but got a"):
         syncline.shard(ours)
 
 

@@ -164,7 +164,7 @@ class Order:
         if isinstance(loader.dataset, IterableDataset):
             raise UsageError(
                 "a data set without indices cannot be cut into shards: which sample is whose? "
-                "Give each rank its part yourself, or use a map-style data set."
+                "Use a map-style data set, or give shard() a function that draws one batch."
             )
         _refuse_own_iteration(loader)
         self._loader = loader

@@ -34,6 +34,7 @@ from syncline.comm.store import (
 from syncline.comm.streams import connect_streams
 from syncline.config import Job
 from syncline.config.session import SessionSettings
+from syncline.draws import Streams
 from syncline.engine.lane import Lane
 from syncline.engine.replica import Replica
 from syncline.errors import CommError, ConfigError, RankFailed, UsageError
@@ -53,11 +54,11 @@ class Session:
 
     def __init__(self, world: LaunchedRank, settings: SessionSettings) -> None:
         settings.check()
-        self.world = world
-        self.settings = settings
+        self.world, self.settings = world, settings
         self.hub = Hub()
         self.lane = Lane(self.hub)
         self.replicas: list[Replica] = []
+        self.streams = Streams()
         self.control: Control | None = None
         self.comm: Communicator = Alone(world.rank)
         self._links = Connections()

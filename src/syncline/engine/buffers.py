@@ -204,9 +204,14 @@ class Buffers:
 
     @property
     def has_changed(self) -> bool:
-        """Say whether anything wrote buffers since the start of the step."""
-        norms = [home.value() for home in self._norms]
-        return self.has_changed_others or _have_changed(norms, self._seen_norms)
+        """Say whether anything wrote buffers since the start of the step.
+
+        Statistics are compared by value: forward writes them without counting a version.
+        """
+        if self.has_changed_others or (self._norms and not torch.equal(self._current, self._start)):
+            return True
+        pairs = zip(self._counters, self._start_small, strict=False)
+        return any(not torch.equal(counter, start) for counter, start in pairs)
 
     def counts(self) -> list[float]:
         """Return how many batches each norm layer has seen."""

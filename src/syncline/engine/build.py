@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence, Set
+from itertools import pairwise
 
 import msgspec
 import torch
@@ -64,10 +65,26 @@ def agree_on_facts(
     """Return rank 0's facts. Every rank calls it, on the comm lane."""
     used = {slot.number for slot in gradients.slots if slot.fired}
     order, idle = order_of(first_use, used, len(gradients.slots))
-    times = plan.times_for(lambda: tuple(gradients.backward_s().items()))
+    times = plan.times_for(lambda: tuple(_backward_s(gradients).items()))
     mine = Facts(tuple(order), tuple(idle), os.cpu_count() or 1, times)
     everybody = exchange_bytes(comm, msgspec.json.encode(mine))
     return msgspec.json.decode(everybody[comm.ranks.index(min(comm.ranks))], type=Facts)
+
+
+def _backward_s(gradients: Gradients) -> dict[str, float]:
+    """Return the seconds of backward by layer, from the first step's arrival times.
+
+    It is not known when the first layer's backward began: that layer gets the second's time.
+    """
+    found: dict[str, float] = {}
+    arrivals, slots = gradients.arrivals, gradients.slots
+    for (_, before_s), (number, now_s) in pairwise(arrivals):
+        layer = slots[number].name.rpartition(".")[0]
+        found[layer] = found.get(layer, 0.0) + now_s - before_s
+    if arrivals:
+        first = slots[arrivals[0][0]].name.rpartition(".")[0]
+        found.setdefault(first, next(iter(found.values()), 0.0))
+    return found
 
 
 def describe_settings(strategy: Strategy) -> list[str]:

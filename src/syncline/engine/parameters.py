@@ -209,13 +209,18 @@ class UsedUp(Watched):
         _set_grad(self, value)
 
 
+def refuse_between() -> UsageError:
+    """Return the error for a read between a `step()` that ended a shard and the next batch."""
+    return UsageError(_BETWEEN)
+
+
 class BetweenShards(UsedUp):
     """A parameter that other ranks would have updated by now, had each one shard a step."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not _reads_no_value(func):
-            raise UsageError(_BETWEEN)
+            raise refuse_between()
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs or {})
 

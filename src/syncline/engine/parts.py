@@ -31,6 +31,7 @@ from syncline.engine.build import (
     describe_settings,
     start_from_rank_0,
 )
+from syncline.engine.compiled import CompiledForward, compiled_in
 from syncline.engine.compute import ComputeLane
 from syncline.engine.early import EarlyUpdates, why_not_early
 from syncline.engine.flags import Flags
@@ -157,6 +158,8 @@ class Parts:
         self.handles = [*watched, *self.state.hook()]
         """Of the hooks on the user's objects."""
         self.handles.append(optimizer.register_step_pre_hook(self.compute.before_step))
+        for module in compiled_in(model):
+            self.handles += CompiledForward(module, self.compute.synchronize).hook()
         _attached.add(self)
 
     def _other_buffers(self) -> list[Buffers]:
