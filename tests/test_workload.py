@@ -27,7 +27,7 @@ def test_a_linear_layer_counted_by_hand():
     # Forward 2 * 8 * 3 * 5; backward the gradient of the weights alone: nothing needs the input's.
     found = derive(nn.Linear(3, 5), (3,), batch=8, flops_per_s=10.0)
     sizes = (Size("weight", 0, 15), Size("bias", 1, 5))
-    assert found == Workload("Linear", (Layer("", 80, 24.0, 24.0),), 0.0, sizes)
+    assert found == Workload("Linear", (Layer("", 80, 24.0, 24.0),), 0.0, sizes, samples=8)
 
 
 def test_a_second_linear_layer_also_passes_a_gradient_on():

@@ -20,6 +20,8 @@ class RunResult:
     steps: int
     step_s: float
     """Median time of a step."""
+    samples_per_s: float
+    """Samples per second of all ranks together."""
     exposed_communication: float
     """Share of time that compute lanes waited for communication."""
     layout: dict[str, bool | int]

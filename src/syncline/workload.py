@@ -47,6 +47,8 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Numbers in the running statistics of norm layers, which are averaged in every step."""
     num_counters: Annotated[int, Meta(ge=0)] = 0
     """Norm layers that count the batches they have seen."""
+    samples: Annotated[int, Meta(ge=1)] | None = None
+    """Samples of one forward, for which the layers' times hold; None if that is not known."""
 
     @property
     def forward_s(self) -> float:

@@ -105,6 +105,7 @@ def to_json_dict(job: Job, outcome: Outcome) -> dict[str, Any]:
         "shards": outcome.shards,
         "steps": outcome.steps,
         "step_s": outcome.step_s,
+        "samples_per_s": outcome.samples_per_s,
         "alone_s": outcome.alone_s,
         "speed_up": outcome.speed_up,
         "efficiency": outcome.efficiency,
@@ -132,6 +133,7 @@ def print_outcome(job: Job, outcome: Outcome, trace: Path | None, console: Conso
     table.add_column()
     table.add_column(justify="right")
     table.add_row("step", f"{outcome.step_s * 1e3:.3g} ms")
+    table.add_row("samples/s", f"{outcome.samples_per_s:,.4g}")
     table.add_row("one rank alone, the same batch", f"{outcome.alone_s * 1e3:.3g} ms")
     table.add_row("speed-up against it", f"{outcome.speed_up:.2f}")
     table.add_row("efficiency", f"{outcome.efficiency:.1%}")

@@ -63,6 +63,8 @@ class Endpoint:
     waited_for: TaskId | None = None
     """The task after which the last collective could begin: the `cause` of its last member."""
     died: str = ""
+    waited_in_vain: list[tuple[float, float]] = field(default_factory=list)
+    """When this rank waited for a rank that then died: start and end, in order."""
     asked: dict[Asked, None] = field(default_factory=dict)
     """Calls and gets of other ranks that this rank has not answered yet."""
     queue: deque[Callable[[], None]] = field(default_factory=deque)
@@ -86,6 +88,7 @@ class VirtualWorld:
         self.cluster = cluster
         self.algorithm = algorithm
         self.device = torch.device("cpu" if learns else "meta")
+        self.last_death_s = -1.0
         self.endpoints = [Endpoint(rank) for rank in range(cluster.ranks)]
         rates: dict[Port, float] = {}
         for machine in range(cluster.machines):
@@ -127,6 +130,7 @@ class VirtualWorld:
     def die(self, endpoint: Endpoint, how: str) -> None:
         """Let a rank die: calls to it end unanswered, and waiting ranks check again."""
         endpoint.died = how
+        self.last_death_s = self.clock.now_s
         for pending in list(endpoint.asked):
             pending.done.set()
         endpoint.asked.clear()

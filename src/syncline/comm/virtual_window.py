@@ -14,7 +14,7 @@ import torch
 from syncline.comm.base import Memory
 from syncline.comm.window import Call, Done, Functions, Pending, bytes_moved
 from syncline.errors import PeerGone
-from syncline.virtual.clock import Signal
+from syncline.virtual.clock import Clock, Signal
 
 if TYPE_CHECKING:
     from syncline.comm.virtual import Endpoint
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 class Asked:
     """A call or a get that travels, is served and travels back."""
 
+    caller: Endpoint
     owner: Endpoint
+    clock: Clock
     done: Signal
     why: Callable[[], str]
     result: int | None = None
@@ -35,8 +37,10 @@ class Asked:
         return self.done.is_set()
 
     def wait(self) -> int:
+        started_s = self.clock.now_s
         self.done.wait(self.why)
         if self.result is None:
+            self.caller.waited_in_vain.append((started_s, self.clock.now_s))
             raise PeerGone(self.owner.rank)
         return self.result
 
@@ -148,7 +152,8 @@ class VirtualWindow:
         owner = self._world.endpoints[self._group.ranks[position]]
         doing = self._me.doing
         why = lambda: f"{doing}: {what} waits for rank {owner.rank}{owner.died}"  # noqa: E731
-        asked = Asked(owner, Signal(self._world.clock), why)
+        clock = self._world.clock
+        asked = Asked(self._me, owner, clock, Signal(clock), why)
         if owner.died:
             asked.done.set()
         else:
@@ -170,10 +175,15 @@ class VirtualWindow:
         why: Callable[[], str],
         late: Callable[[], Sequence[int]] | None = None,
     ) -> None:
+        clock, woken_s = self._world.clock, None
         while not is_true():
             if self._me.changed is None:
-                self._me.changed = Signal(self._world.clock)
+                self._me.changed = Signal(clock)
+            woken_s = clock.now_s
             self._me.changed.wait(why)
+        if woken_s is not None and self._world.last_death_s == clock.now_s:
+            # It became true because a rank died: since it was looked at last, only for that one.
+            self._me.waited_in_vain.append((woken_s, clock.now_s))
 
     def gone(self) -> frozenset[int]:
         died = (bool(self._world.endpoints[rank].died) for rank in self._group.ranks)

@@ -31,6 +31,7 @@ from syncline.engine.memory import make_buckets, open_shard, shapes_of
 from syncline.engine.share import Share
 from syncline.engine.steps import Steps
 from syncline.faults import Conditions
+from syncline.perf.pace import RankSteps
 from syncline.perf.trace import Recorder
 from syncline.sim.lane import VirtualLane
 from syncline.sim.sizes_only import SizesOnly
@@ -55,6 +56,7 @@ class Setting:
     cores: int
     """Cores of a machine."""
     input_s: float = 0.0
+    """Seconds to load one shard."""
     num_told: int = 0
     """How many numbers workers tell ranks that only serve: settings and counters."""
     num_statistics: int = 0
@@ -130,6 +132,8 @@ class VirtualRank:
         self.buckets: Sequence[Bucket] = ()
         self.total_steps: int | None = setting.steps
         self.comm = world.communicator(number)
+        self.began_s = 0.0
+        """When this rank began its first step."""
         self.step_ends_s: list[float] = []
         self.ended_s = 0.0
         self.whole: WholeValues | None = None
@@ -233,6 +237,7 @@ class VirtualRank:
             self._lane.submit(self._build)
             self._lane.submit(self._start)
             self._lane.drain()
+        self.began_s = self._clock.now_s
         if not self.share.mine and self.share.is_served:
             for step in range(setting.steps):
                 self._serve_step(step)
@@ -258,6 +263,12 @@ class VirtualRank:
                 self._lane.submit(self._gather)
                 self._lane.drain()
 
+    def pace(self, samples: int) -> RankSteps:
+        """Return when this rank's steps ended; `samples` are those of a shard."""
+        is_whole = len(self.step_ends_s) == self.setting.steps
+        mine = samples * len(self.share.mine)
+        return RankSteps(self.began_s, self.step_ends_s, mine, is_whole)
+
     def report(self) -> dict[str, Any]:
         """Return the strategy's figures for the run's summary, as plain data."""
         return {} if self._whole is None else self._whole.report()
@@ -269,7 +280,7 @@ class VirtualRank:
 
     def _load(self, step: int) -> None:
         """Wait for the step's input, which is loaded during the previous step."""
-        input_s = self.setting.input_s
+        input_s = self.setting.input_s * len(self.share.mine)
         if input_s:
             started = self._clock.now_s
             self._loaded_s = max(started, self._loaded_s + input_s)
@@ -321,7 +332,7 @@ class VirtualRank:
         elif self._sizes_only is not None:
             self._lane.submit(self._sizes_only.clip)
         self._lane.drain()
-        self.steps.waited_s += self._clock.now_s - started
+        self.steps.waited_s += self._timing.waited_since(started)
 
     def _serve_step(self, step: int) -> None:
         """Take part in a step of the other ranks, on a rank that computes nothing."""

@@ -23,6 +23,7 @@ from syncline.engine.layout import Layout, Wishes, choose
 from syncline.engine.share import make_plan, world_of
 from syncline.errors import PeerGone, RankDied
 from syncline.faults import Conditions
+from syncline.perf.pace import samples_per_s_of
 from syncline.perf.trace import Recorder, Trace
 from syncline.result import RunResult
 from syncline.sim.learn import Learning, RankLearner
@@ -38,12 +39,14 @@ from syncline.workload import Workload
 class Outcome(RunResult):
     """The result of a simulation. Times are virtual, except `wall_s` and `autograd_s`.
 
-    `step_s` is the median time from the end of a step to the end of the next, on the slowest rank.
+    `step_s` is the median time from the end of a step to the end of the next, over all ranks.
     """
 
     machines: int
+    batch: int
+    """Samples of a step, over all shards; shards, if the workload does not say its samples."""
     alone_s: float
-    """The base of speed-up: one rank that computes the whole batch, without communication."""
+    """The base of speed-up: one rank loads and computes the whole batch, without communication."""
     step_ends_s: tuple[float, ...]
     """When the slowest rank ended each step."""
     carried_bytes: dict[Port, float]
@@ -59,7 +62,8 @@ class Outcome(RunResult):
 
     @property
     def speed_up(self) -> float:
-        return self.alone_s / self.step_s
+        """How many times as many samples a second as one rank alone."""
+        return self.samples_per_s * self.alone_s / self.batch
 
     @property
     def efficiency(self) -> float:
@@ -113,7 +117,7 @@ def simulate(
         overlap=overlap,
         bucket_bytes=bucket_bytes,
         cores=cluster.cores or cluster.ranks_per_machine,
-        input_s=workload.input_s,
+        input_s=workload.input_s * own.num_workers(cluster.ranks) / shards,
         num_told=(learning.num_settings if learning is not None else num_settings)
         + workload.num_counters,
         num_statistics=workload.num_statistics,
@@ -204,11 +208,15 @@ def _outcome(
         max(times[step] for times in (rank.step_ends_s for rank in ranks) if step < len(times))
         for step in range(max(len(rank.step_ends_s) for rank in ranks))
     ]
-    gaps = [end - start for start, end in itertools.pairwise(ends)]
+    gaps = [
+        end - start for rank in ranks for start, end in itertools.pairwise(rank.step_ends_s)
+    ] or [rank.step_ends_s[0] - rank.began_s for rank in ranks if rank.step_ends_s]
     update_s = workload.size_bytes / cluster.update_bytes_per_s
     compute_s = workload.forward_s + workload.backward_s
-    alone_s = shards * compute_s + update_s
-    total_s = sum(rank.ended_s for rank in ranks)
+    alone_s = max(shards * compute_s + update_s, shards * setting.input_s)
+    samples = workload.samples or 1
+    at_work = [r for r in ranks if r.share.mine and not world.endpoints[r.rank].died]
+    total_s = sum(rank.ended_s for rank in at_work)
     carried = world.links.carried
     found: dict[str, object] = {}
     if learning is not None:
@@ -237,9 +245,11 @@ def _outcome(
         machines=cluster.machines,
         shards=shards,
         steps=steps,
-        step_s=statistics.median(gaps) if gaps else ends[0],
-        alone_s=max(alone_s, workload.input_s),
-        exposed_communication=sum(rank.steps.waited_s for rank in ranks) / total_s
+        batch=samples * shards,
+        step_s=statistics.median(gaps) if gaps else 0.0,
+        samples_per_s=samples_per_s_of([rank.pace(samples) for rank in ranks]),
+        alone_s=alone_s,
+        exposed_communication=sum(rank.steps.waited_s for rank in at_work) / total_s
         if total_s
         else 0.0,
         layout=ranks[0].layout.to_json_dict(),

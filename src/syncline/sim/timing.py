@@ -35,6 +35,11 @@ class VirtualTiming:
         cause = self._recorder.after(causes[phase])
         self._me.cause = cause[0] if cause else None
 
+    def waited_since(self, started: float) -> float:
+        lost = self._me.waited_in_vain
+        in_vain_s = sum(end - max(start, started) for start, end in lost if end > started)
+        return self._clock.now_s - started - in_vain_s
+
     def waited_for(self) -> tuple[TaskId, ...]:
         return () if self._me.waited_for is None else (self._me.waited_for,)
 
