@@ -15,10 +15,10 @@ from worlds import cluster
 INSIDE = Link(latency_s=0.01, rate_bytes_per_s=1e6)
 
 
-def run_timed(size, machines, work):
+def run_timed(size, machines, work, **costs):
     """Run work(comm, clock) on virtual ranks whose network carries 1000 bytes a second."""
     clock = Clock()
-    cluster_ = cluster(size, size // machines, rate=1000.0, inside=INSIDE)
+    cluster_ = cluster(size, size // machines, rate=1000.0, inside=INSIDE, **costs)
     world = VirtualWorld(clock, cluster_, learns=True, algorithm="direct")
     results = {}
 
@@ -83,3 +83,34 @@ def test_collectives_of_two_channels_may_overtake_each_other():
         found.append((channel, tensor.item()))
 
     assert [sorted(found) for found in run_timed(2, 2, work)] == [[(1, 1.0), (2, 2.0)]] * 2
+
+
+COSTS = {"message_s": 0.25, "collective_s": 2.0}
+
+
+def test_messages_and_collectives_cost_their_time():
+    def work(comm, clock):
+        comm.broadcast(torch.zeros(250), 0)  # 1000 bytes to each of two peers: 2 s of wire
+        return clock.now_s
+
+    assert run_timed(3, 3, work, **COSTS) == pytest.approx([2.0 + 2 * 0.25 + 2.0] * 3)
+
+
+def test_a_rank_sends_the_messages_of_its_calls_one_after_the_other():
+    served = {}
+
+    def work(comm, clock):
+        window = comm.window(
+            0, torch.float32, {"note": lambda call: served.setdefault(comm.position, clock.now_s)}
+        )
+        comm.barrier()
+        began_s = clock.now_s
+        if comm.position == 0:
+            for pending in [window.call(position, "note") for position in (1, 2, 3)]:
+                pending.wait()
+        return began_s, clock.now_s
+
+    found = run_timed(4, 4, work, **COSTS)
+    began_s, ended_s = found[0]
+    assert [served[at] - began_s for at in (1, 2, 3)] == pytest.approx([0.25, 0.5, 0.75])
+    assert ended_s - began_s == pytest.approx(0.75 + 0.25)  # the answer to the last is one, too

@@ -27,7 +27,7 @@ from syncline.comm.base import (
     check_owner,
     each_element_once,
 )
-from syncline.comm.cost import Phase
+from syncline.comm.cost import Phase, is_across
 from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.shape import Machines, by_machine, choose, kind_of
 from syncline.comm.traffic import Traffic
@@ -62,6 +62,8 @@ class Endpoint:
     """The task after which the current hook could run."""
     waited_for: TaskId | None = None
     """The task after which the last collective could begin: the `cause` of its last member."""
+    sent_s: float = 0.0
+    """When the last message of this rank's window calls has left it."""
     died: str = ""
     waited_in_vain: list[tuple[float, float]] = field(default_factory=list)
     """When this rank waited for a rank that then died: start and end, in order."""
@@ -107,13 +109,19 @@ class VirtualWorld:
         return VirtualComm(self._everybody, self.endpoints[rank])
 
     def carry(self, one: int, other: int, num_bytes: int, done: Callable[[], None]) -> None:
-        """Send a message from one rank to another; call `done` when it has arrived."""
+        """Send a message from one rank to another; call `done` when it has arrived.
+
+        A rank sends its messages to other machines one after the other, each for `message_s`.
+        """
         machines = self.machine_of(one), self.machine_of(other)
+        sent_s = self.clock.now_s
         if machines[0] == machines[1]:
             link, ports = self.cluster.inside, [("inside", one), ("inside", other)]
         else:
             link, ports = self.cluster.network, [("out", machines[0]), ("in", machines[1])]
-        self.clock.after(link.latency_s, self.links.start, ports, float(num_bytes), done)
+            sender = self.endpoints[one]
+            sent_s = sender.sent_s = max(sent_s, sender.sent_s) + self.cluster.message_s
+        self.clock.at(sent_s + link.latency_s, self.links.start, ports, float(num_bytes), done)
 
     def serve(self, owner: Endpoint, call: Callable[[], None]) -> None:
         """Let a rank serve a call after those before it, which may take virtual time."""
@@ -138,7 +146,17 @@ class VirtualWorld:
             other.notify(self.clock)
 
     def pay(self, group: VirtualGroup, phases: Sequence[Phase], done: Callable[[], None]) -> None:
-        """Let the time of a collective pass, phase by phase, then call `done`."""
+        """Let the time of a collective pass, then call `done`."""
+        collective_s = self.cluster.collective_s
+        if collective_s and is_across(phases):
+            self.clock.after(collective_s, self._pay_phases, group, phases, done)
+        else:
+            self._pay_phases(group, phases, done)
+
+    def _pay_phases(
+        self, group: VirtualGroup, phases: Sequence[Phase], done: Callable[[], None]
+    ) -> None:
+        """Let phases pass one after the other, then call `done`."""
         if not phases:
             done()
             return
@@ -146,10 +164,9 @@ class VirtualWorld:
         is_inside = phase.where == "inside"
         link = self.cluster.inside if is_inside else self.cluster.network
         ports = group.inside_ports if is_inside else group.across_ports
-        then = lambda: self.pay(group, rest, done)  # noqa: E731
-        self.clock.after(
-            phase.rounds * link.latency_s, self.links.start, ports, phase.num_bytes, then
-        )
+        then = lambda: self._pay_phases(group, rest, done)  # noqa: E731
+        delay_s = phase.rounds * link.latency_s + phase.messages * self.cluster.message_s
+        self.clock.after(delay_s, self.links.start, ports, phase.num_bytes, then)
 
 
 class VirtualComm:

@@ -188,6 +188,8 @@ class ClusterSettings(Table, frozen=True, kw_only=True):
     inside_rate_bytes_per_s: Annotated[float, Meta(gt=0, examples=[6e9])] | None = None
     flops_per_s: Annotated[float, Meta(gt=0, examples=[5e10])] | None = None
     update_bytes_per_s: Annotated[float, Meta(gt=0, examples=[6e9])] | None = None
+    message_s: Annotated[float, Meta(ge=0, examples=[17e-6])] | None = None
+    collective_s: Annotated[float, Meta(ge=0, examples=[7e-6])] | None = None
     cores: Annotated[int, Meta(ge=1, examples=[8])] | None = None
     input_s: Annotated[float, Meta(ge=0, examples=[0.01])] = 0.0
     algorithm: Literal["direct", "ring"] = "direct"

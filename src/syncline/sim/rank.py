@@ -7,8 +7,7 @@ the moment when forward reads its last bucket.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +16,6 @@ from syncline.comm.base import Communicator, Partials
 from syncline.comm.virtual import VirtualWorld
 from syncline.contract import (
     ParamGroups,
-    Plan,
     Saved,
     Strategy,
     Whole,
@@ -30,42 +28,12 @@ from syncline.engine.layout import Layout, cut, lay_out
 from syncline.engine.memory import make_buckets, open_shard, shapes_of
 from syncline.engine.share import Share
 from syncline.engine.steps import Steps
-from syncline.faults import Conditions
 from syncline.perf.pace import RankSteps
 from syncline.perf.trace import Recorder
 from syncline.sim.lane import VirtualLane
+from syncline.sim.setting import Setting
 from syncline.sim.sizes_only import SizesOnly
 from syncline.sim.timing import TimedOptimizer, VirtualTiming
-from syncline.sizes import Size
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The facts that all ranks of a simulation share."""
-
-    plan: Plan
-    sizes: tuple[Size, ...]
-    """In the order of first use; unused parameters last."""
-    times_s: Mapping[int, tuple[float, float]]
-    """Forward and backward seconds of one shard, by the parameter whose use they belong to."""
-    backward_s: tuple[tuple[str, float], ...]
-    """Seconds of backward by layer, for rules that choose buckets by time."""
-    steps: int
-    overlap: bool
-    bucket_bytes: int
-    cores: int
-    """Cores of a machine."""
-    input_s: float = 0.0
-    """Seconds to load one shard."""
-    num_told: int = 0
-    """How many numbers workers tell ranks that only serve: settings and counters."""
-    num_statistics: int = 0
-    """Numbers in the running statistics of norm layers."""
-    clips: bool = False
-    """Whether gradients are clipped."""
-    inside_parameters: bool = True
-    """Whether the optimizer may update a part of a parameter."""
-    conditions: Conditions = field(default_factory=Conditions)
 
 
 class Learner(Protocol):

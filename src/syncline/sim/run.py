@@ -27,7 +27,8 @@ from syncline.perf.pace import samples_per_s_of
 from syncline.perf.trace import Recorder, Trace
 from syncline.result import RunResult
 from syncline.sim.learn import Learning, RankLearner
-from syncline.sim.rank import Setting, VirtualRank
+from syncline.sim.rank import VirtualRank
+from syncline.sim.setting import Setting
 from syncline.sizes import Size
 from syncline.strategies import make_strategy
 from syncline.virtual.clock import Clock
