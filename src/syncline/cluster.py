@@ -38,7 +38,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     update_bytes_per_s: float
     """How many bytes of parameters a rank's optimizer updates in a second."""
     message_s: float = 0.0
-    """A rank's processor time for a message to or from another machine."""
+    """A rank's processor time to send a message to another machine and to get one from there."""
     collective_s: float = 0.0
     """What a collective across machines costs besides its messages, latencies and bytes."""
     cores: int | None = None

@@ -9,6 +9,8 @@ from syncline.cluster import Link
 from syncline.comm.base import Partials, Strips
 from syncline.comm.tree import Spread
 from syncline.comm.virtual import VirtualWorld
+from syncline.contract import UpdateSettings
+from syncline.sim.timing import TimedOptimizer
 from syncline.virtual.clock import Clock
 from worlds import cluster
 
@@ -114,3 +116,48 @@ def test_a_rank_sends_the_messages_of_its_calls_one_after_the_other():
     began_s, ended_s = found[0]
     assert [served[at] - began_s for at in (1, 2, 3)] == pytest.approx([0.25, 0.5, 0.75])
     assert ended_s - began_s == pytest.approx(0.75 + 0.25)  # the answer to the last is one, too
+
+
+def test_serving_and_the_owner_s_own_work_take_turns_on_its_comm_lane():
+    def work(comm, clock):
+        window = comm.window(0, torch.float32, {"take": lambda call: 0})
+        comm.barrier()
+        began_s, ends = clock.now_s, []
+        if comm.position == 0:
+            update = TimedOptimizer(clock, comm.endpoint.turns, None, 5.0)
+            for _ in range(2):
+                update.run(UpdateSettings([], frozenset()))
+                ends.append(clock.now_s - began_s)
+        else:
+            clock.sleep(1.0)
+            window.call(0, "take", comm.allocate(250, torch.float32)).wait()
+            ends.append(clock.now_s - began_s)
+        return ends
+
+    # The call leaves at 1 s, its 1000 bytes have arrived at 2 s. Rank 0 is busy until 5 s, then
+    # reads them for 2 s; only then it begins its second update.
+    assert run_timed(2, 2, work, update_bytes_per_s=500.0) == [
+        pytest.approx([5.0, 12.0], abs=0.01),
+        pytest.approx([7.0], abs=0.01),
+    ]
+    # On one machine it reads the caller's memory, 10^6 bytes a second, after 10 ms of latency each.
+    found = run_timed(2, 1, work)
+    assert found == [pytest.approx([5.0, 10.001]), pytest.approx([5.011])]
+
+
+def test_a_get_keeps_its_owner_busy_across_machines_only():
+    def work(comm, clock):
+        window = comm.window(250, torch.float32, {})
+        window.publish(torch.zeros(250))
+        comm.barrier()
+        began_s = clock.now_s
+        if comm.position == 0:
+            for pending in [window.get(1), window.get(1)]:
+                pending.wait()
+        return clock.now_s - began_s
+
+    # Each is served for 2 s, and the first one's answer is on the wire while the second is served.
+    found = run_timed(2, 2, work, update_bytes_per_s=500.0)
+    assert found[0] == pytest.approx(2 * 2.0 + 1.0, abs=0.01)
+    found = run_timed(2, 1, work, update_bytes_per_s=500.0)
+    assert found[0] == pytest.approx(0.02 + 2 * 0.001)
