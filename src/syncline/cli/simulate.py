@@ -22,6 +22,7 @@ from syncline.run_folder import finite
 
 if TYPE_CHECKING:
     from syncline.sim.run import Outcome
+    from syncline.workload import Workload
 
 
 def simulate(
@@ -38,6 +39,12 @@ def simulate(
     steps: int = typer.Option(10, "--steps", min=2, help="Steps to time, where nothing is learnt."),
     learn: bool = typer.Option(False, "--learn", help="Compute as well, for the job's steps."),
     trace: Path | None = typer.Option(None, "--trace", help="Write every task to this file."),
+    workload: Path | None = typer.Option(
+        None, "--workload", metavar="FILE", help="Take the layers' times and sizes from this file."
+    ),
+    write_workload: Path | None = typer.Option(
+        None, "--write-workload", metavar="FILE", help="Write the layers' times and sizes."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the result as one JSON object."),
     debug: bool = debug_option,
 ) -> None:
@@ -53,7 +60,8 @@ def simulate(
 
     The strategy's own code runs on a virtual clock, all ranks in this one process.
     Layers take the time of their floating-point operations at cluster.flops_per_s;
-    messages share the links of \\[cluster], whose presets are 1gbit, 10gbit, 25gbit
+    or what --workload FILE says, which --write-workload FILE wrote. No data is loaded.
+    Messages share the links of \\[cluster], whose presets are 1gbit, 10gbit, 25gbit
     and 100gbit. Jitter, slow ranks and faults are settings of that table, too.
 
     [bold]--learn[/bold] does the arithmetic on the job's data: loss, accuracy and weights
@@ -63,14 +71,19 @@ def simulate(
     if ranks is not None:
         check_ranks("--ranks", ranks)
     job = job.resolved(job.run.ranks if ranks is None else ranks)
-    check_names(job)
+    check_names(job, needs_data=learn)
     cluster = cluster_of(job.cluster, job.run.ranks, machines)
     conditions = conditions_of(job.cluster, job.run.seed, job.faults)
     workers = job.strategy.own.num_workers(cluster.ranks)
     conditions.check(cluster.ranks, cluster.machines, workers=workers)
     if trace is not None:
         check_can_be_written("--trace", trace)
-    outcome = _run(job, cluster, None if learn else steps, show=not as_json)
+    if write_workload is not None:
+        check_can_be_written("--write-workload", write_workload)
+    found = None
+    if workload is not None or write_workload is not None:
+        found = _find_workload(job, cluster, workload, write_workload)
+    outcome = _run(job, cluster, found, None if learn else steps, show=not as_json)
     if trace is not None:
         with explained(trace):
             outcome.trace.write(trace)
@@ -80,7 +93,21 @@ def simulate(
         print_outcome(job, outcome, trace, Console(highlight=False))
 
 
-def _run(job: Job, cluster: Cluster, steps: int | None, *, show: bool) -> Outcome:
+def _find_workload(job: Job, cluster: Cluster, path: Path | None, written: Path | None) -> Workload:
+    """Read the workload, or count it; write it, if `written` is a path."""
+    from syncline import workload
+    from syncline.sim.job import find_workload
+
+    found = find_workload(job, cluster, path)
+    if written is not None:
+        with explained(written):
+            workload.write(found, written)
+    return found
+
+
+def _run(
+    job: Job, cluster: Cluster, workload: Workload | None, steps: int | None, *, show: bool
+) -> Outcome:
     """Simulate, with a progress bar on a terminal; `steps` None learns for all the job's steps."""
     from syncline.sim.job import simulate_job
 
@@ -92,6 +119,7 @@ def _run(job: Job, cluster: Cluster, steps: int | None, *, show: bool) -> Outcom
             cluster,
             learns=steps is None,
             steps=steps or 0,
+            workload=workload,
             on_step=lambda step: bar.update(task, completed=step),
         )
 
