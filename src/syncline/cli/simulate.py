@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -149,6 +150,7 @@ def to_json_dict(job: Job, outcome: Outcome) -> dict[str, Any]:
             "test_loss": outcome.test_loss,
             "accuracy": outcome.accuracy,
             "weights_sha256": outcome.weights_sha256,
+            "curve": [dataclasses.asdict(point) for point in outcome.curve],
         }
     return found
 
@@ -173,7 +175,22 @@ def print_outcome(job: Job, outcome: Outcome, trace: Path | None, console: Conso
             table.add_row("accuracy", f"{outcome.accuracy:.2%}")
         table.add_row("weights", outcome.weights_sha256[:16])
     console.print(table)
+    if len(outcome.curve) > 1:
+        console.print(_curve(outcome))
     for rank, how in outcome.gone.items():
         console.print(f"rank {rank} {how}; the others went on without it")
     if trace is not None:
         console.print(f"trace: {trace}")
+
+
+def _curve(outcome: Outcome) -> Table:
+    """Return what evaluations found as a table."""
+    table = Table("step", "samples", "virtual s", "sent MB", "loss", "test loss", "accuracy")
+    for point in outcome.curve:
+        test_loss = "" if point.test_loss is None else f"{point.test_loss:.4f}"
+        accuracy = "" if point.accuracy is None else f"{point.accuracy:.2%}"
+        table.add_row(
+            *(f"{point.step:,}", f"{point.samples:,}", f"{point.time_s:.4g}"),
+            *(f"{point.total_sent_bytes / 1e6:.4g}", f"{point.loss:.4f}", test_loss, accuracy),
+        )
+    return table

@@ -7,12 +7,11 @@ the moment when forward reads its last bucket.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from syncline.comm.base import Communicator, Partials
 from syncline.comm.virtual import VirtualWorld
 from syncline.contract import (
     ParamGroups,
@@ -31,46 +30,10 @@ from syncline.engine.steps import Steps
 from syncline.perf.pace import RankSteps
 from syncline.perf.trace import Recorder
 from syncline.sim.lane import VirtualLane
+from syncline.sim.learner import Learner
 from syncline.sim.setting import Setting
 from syncline.sim.sizes_only import SizesOnly
 from syncline.sim.timing import TimedOptimizer, VirtualTiming
-
-
-class Learner(Protocol):
-    """Does one rank's arithmetic: the same as a real rank's, on the same data."""
-
-    @property
-    def statistics(self) -> Partials | None:
-        """Running statistics of norm layers, to be averaged over shards."""
-
-    def lay_out(self, rank: VirtualRank) -> None:
-        """Write the initial parameters into the buckets."""
-
-    def optimizer_of(
-        self, bucket: Bucket, parameters: torch.Tensor, gradient: torch.Tensor, low: int, high: int
-    ) -> StripOptimizer:
-        """Return the optimizer of a strip."""
-
-    def compute(self, rank: VirtualRank, step: int, shard: int) -> None:
-        """Run forward and backward of one shard; leave the gradients in the buckets."""
-
-    def flat_buffers(self) -> torch.Tensor:
-        """Return a copy of all buffers, flat."""
-
-    def settings(self, step: int) -> ParamGroups:
-        """Return the optimizer's settings in a step."""
-
-    def flags(self) -> list[float]:
-        """Return this rank's flags of a step: see `engine/flags.py`."""
-
-    def clip(self, rank: VirtualRank) -> None:
-        """Clip the gradient, on the comm lane."""
-
-    def end_step(self, comm: Communicator, others_changed: bool) -> Iterator[None]:
-        """Set the averaged statistics and shard 0's other buffers."""
-
-    def load_counts(self, told: Sequence[float]) -> None:
-        """Set norm layers' counts of batches, on a rank that only serves."""
 
 
 class VirtualRank:
@@ -106,6 +69,10 @@ class VirtualRank:
         self.ended_s = 0.0
         self.whole: WholeValues | None = None
         """The parameters that represent the run, if ranks hold different ones."""
+        self.sent_bytes_at: dict[int, int] = {}
+        """Bytes that this rank had sent in steps, by the number of steps after evaluations."""
+        self._evaluates_at: int | None = None
+        """How many steps were taken, if an evaluation waits until all parameters are there."""
         self.on_step: Callable[[int], None] = lambda step: None
         self.share = Share(setting.plan, self.comm)
         self._sizes_only: SizesOnly | None = None
@@ -209,6 +176,11 @@ class VirtualRank:
         if not self.share.mine and self.share.is_served:
             for step in range(setting.steps):
                 self._serve_step(step)
+                if setting.is_evaluated(step + 1):
+                    self._note_bytes(step + 1)
+        elif not self.share.mine:
+            for done in filter(setting.is_evaluated, range(setting.steps)):
+                self._evaluate_whole(done)
         for step in range(setting.steps if self.share.mine else 0):
             if conditions.dies(self.rank, step):
                 self._lane.stop()
@@ -222,14 +194,12 @@ class VirtualRank:
             self._step(step)
             self.step_ends_s.append(self._clock.now_s)
             self.on_step(step + 1)
-        for bucket in self.buckets:
-            if bucket.is_in_flight:
-                self.steps.wait(bucket)
+            if setting.is_evaluated(step + 1):
+                self._evaluate_whole(step + 1)
+        self._wait_for_all()
         self.ended_s = self._clock.now_s
         if self.learner is not None and self._whole is not None:
-            with self.comm.traffic.apart():
-                self._lane.submit(self._gather)
-                self._lane.drain()
+            self.whole = self._gather(setting.steps)
 
     def pace(self, samples: int) -> RankSteps:
         """Return when this rank's steps ended; `samples` are those of a shard."""
@@ -241,10 +211,50 @@ class VirtualRank:
         """Return the strategy's figures for the run's summary, as plain data."""
         return {} if self._whole is None else self._whole.report()
 
-    def _gather(self) -> None:
-        assert self._whole is not None
-        living = [one.rank for one in self.world.endpoints if not one.died]
-        self.whole = self._whole.gather(is_wanted=self.rank == min(living))
+    def _wait_for_all(self) -> None:
+        for bucket in self.buckets:
+            if bucket.is_in_flight:
+                self.steps.wait(bucket)
+
+    def _gather(self, done: int) -> WholeValues | None:
+        """Gather the parameters that represent the run, on the rank that evaluates them."""
+        found: list[WholeValues | None] = []
+
+        def gather() -> None:
+            assert self._whole is not None
+            found.append(self._whole.gather(is_wanted=self.rank == self.setting.evaluator(done)))
+
+        with self.comm.traffic.apart():
+            self._lane.submit(gather)
+            self._lane.drain()
+        return found[0]
+
+    def _evaluate_whole(self, done: int) -> None:
+        """Evaluate as a real run does: if ranks hold different parameters, all of them meet.
+
+        If they hold the same, nothing is waited for: when the next forward has read the last
+        bucket, this rank has all of them (`_evaluate_own`).
+        """
+        if self.learner is None:
+            return
+        if self._whole is None:
+            self._evaluates_at = done
+            return
+        self._wait_for_all()
+        self._note_bytes(done)
+        whole = self._gather(done)
+        if whole is not None:
+            self.learner.evaluate(self, done, whole)
+
+    def _evaluate_own(self) -> None:
+        done, self._evaluates_at = self._evaluates_at, None
+        if done is not None and self.learner is not None:
+            self._note_bytes(done)
+            if self.rank == self.setting.evaluator(done):
+                self.learner.evaluate(self, done, None)
+
+    def _note_bytes(self, done: int) -> None:
+        self.sent_bytes_at[done] = self.comm.traffic.step_bytes
 
     def _load(self, step: int) -> None:
         """Wait for the step's input, which is loaded during the previous step."""
@@ -264,6 +274,7 @@ class VirtualRank:
                 if bucket.is_in_flight:
                     self.steps.wait(bucket)
                 self._spend("forward", bucket.index, step, forward_s * factor)
+            self._evaluate_own()
             if self.learner is not None:
                 self.learner.compute(self, step, shard)
             for bucket, (_, backward_s), is_idle in zip(

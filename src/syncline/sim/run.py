@@ -25,7 +25,7 @@ from syncline.errors import PeerGone, RankDied
 from syncline.faults import Conditions
 from syncline.perf.pace import samples_per_s_of
 from syncline.perf.trace import Recorder, Trace
-from syncline.result import RunResult
+from syncline.result import CurvePoint, RunResult
 from syncline.sim.learn import Learning, RankLearner
 from syncline.sim.rank import VirtualRank
 from syncline.sim.setting import Setting
@@ -59,6 +59,9 @@ class Outcome(RunResult):
     messages: tuple[list[Sent], ...] = ()
     """What each rank sent in its steps, in order, with `keeps_messages`."""
     losses: tuple[float, ...] = ()
+    """Mean training loss of each step, over all ranks."""
+    curve: tuple[CurvePoint, ...] = ()
+    """What evaluations found, the last one at the end of the run."""
     autograd_s: float = 0.0
 
     @property
@@ -124,6 +127,7 @@ def simulate(
         num_statistics=workload.num_statistics,
         clips=learning.clips if learning is not None else clips,
         inside_parameters=learning.inside_parameters if learning is not None else True,
+        evaluate_every=learning.job.run.evaluate_every if learning is not None else None,
         conditions=conditions,
     )
     for change in conditions.link_changes:
@@ -228,9 +232,12 @@ def _outcome(
         if first.whole is not None:
             learner.load(first, first.whole)
         test_loss, accuracy = learning.evaluate()
+        ended_s = max(rank.ended_s for rank in at_work)
+        learning.evaluated[steps] = (ended_s, test_loss, accuracy)
         found = {
-            "losses": (losses := tuple(learning.losses[k] for k in sorted(learning.losses))),
+            "losses": (losses := tuple(learning.losses())),
             "loss": losses[-1],
+            "curve": tuple(_points(learning, ranks, losses, samples)),
             "test_loss": test_loss,
             "accuracy": accuracy,
             "weights_sha256": learning.digest(),
@@ -264,3 +271,24 @@ def _outcome(
         trace=Trace(tuple(task for rank in ranks for task in rank.recorder.tasks)),
         **found,  # type: ignore[arg-type]
     )
+
+
+def _points(
+    learning: Learning, ranks: list[VirtualRank], losses: Sequence[float], samples: int
+) -> Iterator[CurvePoint]:
+    """Yield what each evaluation found; `samples` are those of a shard.
+
+    A rank that died has done and sent what it had until then.
+    """
+    for step, (time_s, test_loss, accuracy) in sorted(learning.evaluated.items()):
+        shards = sum(min(step, len(r.step_ends_s)) * len(r.share.mine) for r in ranks)
+        sent = sum(r.sent_bytes_at.get(step, r.comm.traffic.step_bytes) for r in ranks)
+        yield CurvePoint(
+            step=step,
+            samples=shards * samples,
+            time_s=time_s,
+            total_sent_bytes=sent,
+            loss=losses[step - 1],
+            test_loss=test_loss,
+            accuracy=accuracy,
+        )

@@ -36,4 +36,16 @@ class Setting:
     """Whether gradients are clipped."""
     inside_parameters: bool = True
     """Whether the optimizer may update a part of a parameter."""
+    evaluate_every: int | None = None
+    """After how many steps a run that learns is evaluated; None for once, at its end."""
     conditions: Conditions = field(default_factory=Conditions)
+
+    def is_evaluated(self, done: int) -> bool:
+        """Say whether the run is evaluated after `done` steps, before its end."""
+        every = self.evaluate_every
+        return every is not None and done % every == 0 and 0 < done < self.steps
+
+    def evaluator(self, done: int) -> int:
+        """Return the rank that evaluates after `done` steps: the first that does not die before."""
+        dies, workers = self.conditions.dies, (r for r, mine in enumerate(self.plan.shards) if mine)
+        return next((r for r in workers if not any(dies(r, step) for step in range(done))), 0)
