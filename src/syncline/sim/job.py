@@ -128,7 +128,7 @@ def _check_fits(workload: Workload, parameters: Mapping[str, torch.Tensor]) -> N
     theirs = {size.name: size.num_elements for size in workload.parameters}
     ours = {name: one.numel() for name, one in parameters.items() if one.requires_grad}
     if theirs != ours:
-        differ = next(iter({*theirs.items()} ^ {*ours.items()}))[0]
+        differ = min({*theirs.items()} ^ {*ours.items()})[0]
         raise ConfigError(
             "--workload",
             f"parameter {printable(differ)} is not the same in the file and in the job's model",
