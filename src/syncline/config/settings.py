@@ -176,9 +176,9 @@ class ClusterSettings(Table, frozen=True, kw_only=True):
     `preset` names a cluster; settings that are not None replace its numbers. `machines` is None for
     one rank on each machine, `cores` for as many as a machine has ranks. `input_s` is the time to
     load one rank's samples of a step, None for what a workload file says, else 0. `message_s` and
-    `collective_s` are processor time of a message and of a collective. `algorithm` is how machines exchange gradients. `jitter` is a
-    random factor on the compute of each step. `slow_ranks` maps the number of a rank to a factor on
-    its compute in all steps.
+    `collective_s` are processor time of a message and of a collective. `algorithm` is how machines
+    exchange gradients. `jitter` is a random factor on the compute of each step. `slow_ranks` maps
+    the number of a rank to a factor on its compute in all steps.
     """
 
     preset: str = "1gbit"
