@@ -116,6 +116,10 @@ def test_where_ranks_hold_different_parameters_what_represents_the_run_is_evalua
         two = learn(*sets, "run.evaluate_every=2", "run.steps=2", ranks=3, strategy=make)
         assert two.curve[0].test_loss == found.curve[0].test_loss
     assert all(point.accuracy is not None for point in found.curve)
+    # The last point too has the time at which everything sent had arrived.
+    first_s, second_s, third_s = (point.time_s for point in found.curve)
+    if name != "gossip":  # there a rank may draw itself, and sends nothing
+        assert third_s - second_s == pytest.approx(second_s - first_s, rel=0.3)
     sent = [point.total_sent_bytes for point in found.curve]
     assert sent[-1] == pytest.approx(3 * found.sent_bytes * 6)
 

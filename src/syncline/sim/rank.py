@@ -69,6 +69,8 @@ class VirtualRank:
         self.ended_s = 0.0
         self.whole: WholeValues | None = None
         """The parameters that represent the run, if ranks hold different ones."""
+        self.gathered_s = 0.0
+        """When they were gathered: what ranks had sent by then has arrived."""
         self.sent_bytes_at: dict[int, int] = {}
         """Bytes that this rank had sent in steps, by the number of steps after evaluations."""
         self._evaluates_at: int | None = None
@@ -200,6 +202,7 @@ class VirtualRank:
         self.ended_s = self._clock.now_s
         if self.learner is not None and self._whole is not None:
             self.whole = self._gather(setting.steps)
+            self.gathered_s = self._clock.now_s
 
     def pace(self, samples: int) -> RankSteps:
         """Return when this rank's steps ended; `samples` are those of a shard."""

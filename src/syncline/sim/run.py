@@ -232,7 +232,7 @@ def _outcome(
         if first.whole is not None:
             learner.load(first, first.whole)
         test_loss, accuracy = learning.evaluate()
-        ended_s = max(rank.ended_s for rank in at_work)
+        ended_s = first.gathered_s or max(rank.ended_s for rank in at_work)
         learning.evaluated[steps] = (ended_s, test_loss, accuracy)
         found = {
             "losses": (losses := tuple(learning.losses())),
