@@ -9,9 +9,8 @@ equal parameters hold them once.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -27,10 +26,10 @@ from syncline.comm.base import (
     check_owner,
     each_element_once,
 )
-from syncline.comm.cost import Phase
+from syncline.comm.cost import Phase, is_across
 from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.shape import Machines, by_machine, choose, kind_of
-from syncline.comm.traffic import Traffic
+from syncline.comm.virtual_endpoint import Endpoint
 from syncline.comm.virtual_group import (
     END_OF_LENDING,
     Charge,
@@ -41,41 +40,12 @@ from syncline.comm.virtual_group import (
     spread_sum,
     whole_sum,
 )
-from syncline.comm.virtual_window import Asked, VirtualWindow
+from syncline.comm.virtual_window import VirtualWindow
 from syncline.comm.window import Functions, Window
 from syncline.errors import CommError
-from syncline.perf.trace import TaskId
 from syncline.virtual.clock import Clock, Signal
 from syncline.virtual.link import Links, Port
-
-
-@dataclass(eq=False)
-class Endpoint:
-    """One virtual rank: its traffic, what it does and waits for, and the calls it has to serve."""
-
-    rank: int
-    traffic: Traffic = field(default_factory=Traffic)
-    channel: int = 0
-    """The channel of the hook that runs. Collectives of one channel keep their order."""
-    doing: str = ""
-    cause: TaskId | None = None
-    """The task after which the current hook could run."""
-    waited_for: TaskId | None = None
-    """The task after which the last collective could begin: the `cause` of its last member."""
-    died: str = ""
-    asked: dict[Asked, None] = field(default_factory=dict)
-    """Calls and gets of other ranks that this rank has not answered yet."""
-    queue: deque[Callable[[], None]] = field(default_factory=deque)
-    """Calls that this rank serves, one after the other."""
-    is_serving: bool = False
-    changed: Signal | None = None
-    """Set when the next call has been served."""
-
-    def notify(self, clock: Clock) -> None:
-        """Wake processes that wait in `until`, to check their condition again."""
-        changed, self.changed = self.changed, Signal(clock)
-        if changed is not None:
-            changed.set()
+from syncline.virtual.turns import Turns
 
 
 class VirtualWorld:
@@ -86,7 +56,9 @@ class VirtualWorld:
         self.cluster = cluster
         self.algorithm = algorithm
         self.device = torch.device("cpu" if learns else "meta")
-        self.endpoints = [Endpoint(rank) for rank in range(cluster.ranks)]
+        self.last_death_s = -1.0
+        lanes = (Turns(clock, f"the comm lane of rank {rank}") for rank in range(cluster.ranks))
+        self.endpoints = [Endpoint(rank, turns) for rank, turns in enumerate(lanes)]
         rates: dict[Port, float] = {}
         for machine in range(cluster.machines):
             rates["out", machine] = rates["in", machine] = cluster.network.rate_bytes_per_s
@@ -103,17 +75,52 @@ class VirtualWorld:
         """Return a rank's communicator of all ranks."""
         return VirtualComm(self._everybody, self.endpoints[rank])
 
-    def carry(self, one: int, other: int, num_bytes: int, done: Callable[[], None]) -> None:
-        """Send a message from one rank to another; call `done` when it has arrived."""
-        machines = self.machine_of(one), self.machine_of(other)
-        if machines[0] == machines[1]:
+    def carry(
+        self,
+        one: int,
+        other: int,
+        num_bytes: int,
+        done: Callable[[], None],
+        *,
+        is_answer: bool = False,
+    ) -> None:
+        """Send a message from one rank to another; call `done` when it has arrived.
+
+        A rank sends its messages to other machines one after the other, each for `message_s`. That
+        of an answer has passed while the call was served.
+        """
+        sent_s = self.clock.now_s
+        if self.is_inside(one, other):
             link, ports = self.cluster.inside, [("inside", one), ("inside", other)]
         else:
+            machines = self.machine_of(one), self.machine_of(other)
             link, ports = self.cluster.network, [("out", machines[0]), ("in", machines[1])]
-        self.clock.after(link.latency_s, self.links.start, ports, float(num_bytes), done)
+            if not is_answer:
+                sender = self.endpoints[one]
+                sent_s = sender.sent_s = max(sent_s, sender.sent_s) + self.cluster.message_s
+        self.clock.at(sent_s + link.latency_s, self.links.start, ports, float(num_bytes), done)
+
+    def is_inside(self, one: int, other: int) -> bool:
+        """Say whether two ranks are on one machine, where they read each other's memory."""
+        return self.machine_of(one) == self.machine_of(other)
+
+    def serving_s(self, caller: int, owner: int, num_bytes: int) -> float:
+        """Return how long a call keeps its owner's comm lane busy, besides its function.
+
+        The owner reads the values and writes the answer: in the caller's memory on one machine;
+        else in its own, and it sends a message.
+        """
+        cluster = self.cluster
+        if caller != owner and self.is_inside(caller, owner):
+            return num_bytes / cluster.inside.rate_bytes_per_s
+        message_s = 0.0 if caller == owner else cluster.message_s
+        return message_s + num_bytes / cluster.update_bytes_per_s
 
     def serve(self, owner: Endpoint, call: Callable[[], None]) -> None:
-        """Let a rank serve a call after those before it, which may take virtual time."""
+        """Let a rank serve a call after those before it, on its comm lane.
+
+        Calls are served between the rank's own work there, and while a hook waits for others.
+        """
         owner.queue.append(call)
         if not owner.is_serving and not owner.died:
             owner.is_serving = True
@@ -121,12 +128,15 @@ class VirtualWorld:
 
     def _serve_all(self, owner: Endpoint) -> None:
         while owner.queue and not owner.died:
-            owner.queue.popleft()()
+            with owner.turns.turn():
+                owner.queue.popleft()()
         owner.is_serving = False
 
     def die(self, endpoint: Endpoint, how: str) -> None:
         """Let a rank die: calls to it end unanswered, and waiting ranks check again."""
         endpoint.died = how
+        endpoint.turns.end()
+        self.last_death_s = self.clock.now_s
         for pending in list(endpoint.asked):
             pending.done.set()
         endpoint.asked.clear()
@@ -134,7 +144,17 @@ class VirtualWorld:
             other.notify(self.clock)
 
     def pay(self, group: VirtualGroup, phases: Sequence[Phase], done: Callable[[], None]) -> None:
-        """Let the time of a collective pass, phase by phase, then call `done`."""
+        """Let the time of a collective pass, then call `done`."""
+        collective_s = self.cluster.collective_s
+        if collective_s and is_across(phases):
+            self.clock.after(collective_s, self._pay_phases, group, phases, done)
+        else:
+            self._pay_phases(group, phases, done)
+
+    def _pay_phases(
+        self, group: VirtualGroup, phases: Sequence[Phase], done: Callable[[], None]
+    ) -> None:
+        """Let phases pass one after the other, then call `done`."""
         if not phases:
             done()
             return
@@ -142,10 +162,9 @@ class VirtualWorld:
         is_inside = phase.where == "inside"
         link = self.cluster.inside if is_inside else self.cluster.network
         ports = group.inside_ports if is_inside else group.across_ports
-        then = lambda: self.pay(group, rest, done)  # noqa: E731
-        self.clock.after(
-            phase.rounds * link.latency_s, self.links.start, ports, phase.num_bytes, then
-        )
+        then = lambda: self._pay_phases(group, rest, done)  # noqa: E731
+        delay_s = phase.rounds * link.latency_s + phase.messages * self.cluster.message_s
+        self.clock.after(delay_s, self.links.start, ports, phase.num_bytes, then)
 
 
 class VirtualComm:

@@ -175,9 +175,10 @@ class ClusterSettings(Table, frozen=True, kw_only=True):
 
     `preset` names a cluster; settings that are not None replace its numbers. `machines` is None for
     one rank on each machine, `cores` for as many as a machine has ranks. `input_s` is the time to
-    load one rank's samples of a step. `algorithm` is how machines exchange gradients. `jitter` is a
-    random factor on the compute of each step. `slow_ranks` maps the number of a rank to a factor on
-    its compute in all steps.
+    load one rank's samples of a step, None for what a workload file says, else 0. `message_s` and
+    `collective_s` are processor time of a message and of a collective. `algorithm` is how machines
+    exchange gradients. `jitter` is a random factor on the compute of each step. `slow_ranks` maps
+    the number of a rank to a factor on its compute in all steps.
     """
 
     preset: str = "1gbit"
@@ -188,8 +189,10 @@ class ClusterSettings(Table, frozen=True, kw_only=True):
     inside_rate_bytes_per_s: Annotated[float, Meta(gt=0, examples=[6e9])] | None = None
     flops_per_s: Annotated[float, Meta(gt=0, examples=[5e10])] | None = None
     update_bytes_per_s: Annotated[float, Meta(gt=0, examples=[6e9])] | None = None
+    message_s: Annotated[float, Meta(ge=0, examples=[17e-6])] | None = None
+    collective_s: Annotated[float, Meta(ge=0, examples=[7e-6])] | None = None
     cores: Annotated[int, Meta(ge=1, examples=[8])] | None = None
-    input_s: Annotated[float, Meta(ge=0, examples=[0.01])] = 0.0
+    input_s: Annotated[float, Meta(ge=0, examples=[0.01])] | None = None
     algorithm: Literal["direct", "ring"] = "direct"
     jitter: Literal["none", "lognormal", "exponential"] = "none"
     jitter_sigma: Annotated[float, Meta(ge=0, examples=[0.1])] = 0.0

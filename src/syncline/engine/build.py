@@ -105,6 +105,9 @@ class RealTiming:
         if control is not None:
             self.note = control.progress.write
 
+    def waited_since(self, started: float) -> float:
+        return time.perf_counter() - started
+
     def waited_for(self) -> tuple[TaskId, ...]:
         return ()
 

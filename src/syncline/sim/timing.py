@@ -11,6 +11,7 @@ from syncline.contract import ParamGroups, UpdateSettings
 from syncline.engine.bucket import Slot, StripOptimizer
 from syncline.perf.trace import Recorder, TaskId
 from syncline.virtual.clock import Clock, Signal
+from syncline.virtual.turns import Turns
 
 
 class VirtualTiming:
@@ -35,6 +36,11 @@ class VirtualTiming:
         cause = self._recorder.after(causes[phase])
         self._me.cause = cause[0] if cause else None
 
+    def waited_since(self, started: float) -> float:
+        lost = self._me.waited_in_vain
+        in_vain_s = sum(end - max(start, started) for start, end in lost if end > started)
+        return self._clock.now_s - started - in_vain_s
+
     def waited_for(self) -> tuple[TaskId, ...]:
         return () if self._me.waited_for is None else (self._me.waited_for,)
 
@@ -42,8 +48,12 @@ class VirtualTiming:
 class TimedOptimizer:
     """An optimizer whose update takes virtual time, and changes numbers if the run learns."""
 
-    def __init__(self, clock: Clock, inner: StripOptimizer | None, seconds: float) -> None:
+    def __init__(
+        self, clock: Clock, turns: Turns, inner: StripOptimizer | None, seconds: float
+    ) -> None:
+        """`turns` are those of the rank's comm lane, on which the optimizer runs."""
         self._clock = clock
+        self._turns = turns
         self._inner = inner
         self._seconds = seconds
         self.settings: ParamGroups = [] if inner is None else inner.settings
@@ -53,7 +63,8 @@ class TimedOptimizer:
         if self._inner is not None:
             self._inner.run(update)
         if self._seconds:
-            self._clock.sleep(self._seconds)
+            with self._turns.turn():
+                self._clock.sleep(self._seconds)
 
     def keep(self, without: frozenset[int]) -> None:
         raise NotImplementedError("updates are not taken early in virtual time")

@@ -1,0 +1,51 @@
+"""One virtual rank, as the others see it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from syncline.comm.traffic import Traffic
+from syncline.perf.trace import TaskId
+from syncline.virtual.clock import Clock, Signal
+from syncline.virtual.turns import Turns
+
+if TYPE_CHECKING:
+    from syncline.comm.virtual_window import Asked
+
+
+@dataclass(eq=False)
+class Endpoint:
+    """One virtual rank: its traffic, what it does and waits for, and the calls it has to serve."""
+
+    rank: int
+    turns: Turns
+    """Work on the comm lane, the rank's own and what it serves: one thing at a time."""
+    traffic: Traffic = field(default_factory=Traffic)
+    channel: int = 0
+    """The channel of the hook that runs. Collectives of one channel keep their order."""
+    doing: str = ""
+    cause: TaskId | None = None
+    """The task after which the current hook could run."""
+    waited_for: TaskId | None = None
+    """The task after which the last collective could begin: the `cause` of its last member."""
+    sent_s: float = 0.0
+    """When the last message of this rank's window calls has left it."""
+    died: str = ""
+    waited_in_vain: list[tuple[float, float]] = field(default_factory=list)
+    """When this rank waited for a rank that then died: start and end, in order."""
+    asked: dict[Asked, None] = field(default_factory=dict)
+    """Calls and gets of other ranks that this rank has not answered yet."""
+    queue: deque[Callable[[], None]] = field(default_factory=deque)
+    """Calls that this rank serves, one after the other."""
+    is_serving: bool = False
+    changed: Signal | None = None
+    """Set when the next call has been served."""
+
+    def notify(self, clock: Clock) -> None:
+        """Wake processes that wait in `until`, to check their condition again."""
+        changed, self.changed = self.changed, Signal(clock)
+        if changed is not None:
+            changed.set()
