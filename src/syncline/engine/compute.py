@@ -197,7 +197,7 @@ class ComputeLane:
             return
         self._close_backward()
         self.send_ready()
-        self.gradients.is_sent = True
+        self.gradients.end()
 
     def send_ready(self) -> None:
         """Give the comm lane the buckets that are complete."""

@@ -320,8 +320,16 @@ class Gradients:
             slot.is_taken = False
         open_shard(self.buckets, shard)
 
+    def end(self) -> None:
+        """Note that all gradients of this step were taken: `.grad` has no part in it any more."""
+        self.is_sent = True
+        for slot in () if self.sends_in_backward else self.slots:
+            become(slot.parameter, GradientTaken)
+
     def begin_step(self) -> None:
         """Expect the gradients of the next step."""
+        for slot in self.slots if self.is_sent and not self.sends_in_backward else ():
+            become(slot.parameter, Guarded)
         self.is_sent = self.is_between = self._is_flat = False
         self.num_closed = 0
         if self.spent.zeros:
