@@ -382,6 +382,37 @@ def test_every_strategy_is_a_new_file_not_a_change():
     assert first != second
 
 
+def train_and_sample(overlap, samples_on):
+    """Run forward in training mode between two steps, as for sample images, on some ranks."""
+    rank = syncline.init()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    syncline.distribute(model, optimizer, overlap=overlap, shards=2)
+    data = torch.utils.data.TensorDataset(torch.arange(24.0).view(24, 1))
+    batches = syncline.shard(torch.utils.data.DataLoader(data, batch_size=4))
+    for (x,) in batches:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if batches.ends_step and batches.step == 1 and rank in samples_on:
+            with torch.no_grad():
+                model(torch.ones(3, 1))
+    return digest_of(model.state_dict())
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_statistics_that_one_rank_alone_has_changed_are_refused(overlap):
+    with pytest.raises(RankError, match="changed buffers"):
+        run_ranks(2, lambda: train_and_sample(overlap, samples_on=[0]))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_statistics_that_all_ranks_have_changed_alike_are_taken(overlap):
+    found = [run_ranks(size, lambda: train_and_sample(overlap, [0, 1])) for size in (1, 2)]
+    assert found[1] == found[0] * 2
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 def test_micro_batches_left_over_at_the_end_do_not_make_statistics_differ(overlap):
     def work():

@@ -69,11 +69,14 @@ class Step:
             self._finished = [r for r in self._dealt.replicas if id(r) not in late]
         for number, (shard, part) in enumerate(self._places):
             is_new = number == len(self._given)
+            is_first = not self._given
             if is_new:
                 self._given.append(next(self._batches))
             if part == 0 and torch.is_grad_enabled():  # validation delivers no gradients
                 for replica in self._dealt.replicas:
                     replica.buffers.put_back()
+                    if is_first and self._dealt.shards > 1 and not has_gradient(replica):
+                        replica.tell_buffers()
                     replica.begin_shard(shard, is_flat=is_flat)
             place = (shard, part) if part else (shard,)
             value = seed_for(self._seed, "dropout", self._number, *place)

@@ -37,6 +37,7 @@ scripts = st.lists(
 @example(["clip", "backward", "zero", "backward", "step"], False, False)
 @example(["backward", "clip", "backward critic", "step"], False, False)
 @example(["backward", "clip", "each to none", "step"], False, False)
+@example(["backward", "clip", "zeros", "step"], False, False)
 @example(
     ["backward", "step", "zeros", "each to none", "backward without aside", "step"], True, True
 )

@@ -182,11 +182,14 @@ class Gradients:
             return False
         return any(slot.fired or waiting_grad(slot.parameter) is not None for slot in self.slots)
 
+    def wait_for_buffers(self) -> None:
+        """Wait until the last step has set the buffers: before its first bucket is ready."""
+        if self.buckets and self.buckets[0].is_in_flight:
+            self._wait(self.buckets[0])
+
     def _pass_to(self, shard: int) -> None:
         """Go to a shard of a step that has no gradient yet, forwards or backwards."""
-        for bucket in self.buckets[:1]:  # the buffers are up to date before the first bucket is
-            if bucket.is_in_flight:
-                self._wait(bucket)
+        self.wait_for_buffers()
         self._kept[self.shard] = self._buffers.keep()
         self.shard = shard
         self._restore_buffers(shard)
@@ -199,9 +202,7 @@ class Gradients:
         """
         if self._has_gradient():
             return
-        for bucket in self.buckets[:1]:
-            if bucket.is_in_flight:
-                self._wait(bucket)
+        self.wait_for_buffers()
         self._kept = {}
         self.shard = self.mine[0]
         with torch.no_grad():
@@ -237,8 +238,7 @@ class Gradients:
 
         Only the first shard would do so by itself.
         """
-        if self.buckets and self.buckets[0].is_in_flight:
-            self._wait(self.buckets[0])  # then the last step has set the buffers
+        self.wait_for_buffers()
         if self._buffers.has_changed and not any(slot.fired for slot in self.slots):
             with torch.no_grad():
                 self._buffers.begin_step()

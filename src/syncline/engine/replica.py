@@ -114,6 +114,15 @@ class Replica:
             self._parts.guards.outside.begin_shard(is_first=shard == self.my_shards[0])
         self._compute.gradients.begin_shard(shard, self._rank, is_flat=is_flat)
 
+    def tell_buffers(self) -> None:
+        """Let ranks compare buffers that were changed since the last step, with its flags.
+
+        Every shard of the step to come starts from them, so they must be the same on all ranks.
+        """
+        self._parts.compute.gradients.wait_for_buffers()
+        if self.buffers.has_changed:
+            self.tell_alike("buffers", self.buffers.fingerprint())
+
     def tell_loss(self, loss: float) -> None:
         """Send this shard's loss with the step's flags: `losses` then has those of all shards."""
         self._compute.gradients.tell_loss(loss)

@@ -270,9 +270,10 @@ class Steps:
         if not told.is_alike:
             raise UsageError(
                 "since the last step some ranks have set other learning rates or other settings of "
-                "the optimizer than others, have loaded optimizer state that others have not, or "
-                "have drawn another order of data from a sampler. Do the same on every rank: a "
-                "schedule that follows a loss must get the same loss on every rank."
+                "the optimizer than others, have loaded optimizer state that others have not, have "
+                "changed buffers (a forward in training mode updates the statistics of norm "
+                "layers), or have drawn another order of data from a sampler. Do the same on every "
+                "rank: a schedule that follows a loss must get the same loss on every rank."
             )
         self._must_adopt = told.has_changed_parameters
         if self._agreement is not None and (self._must_adopt or self._agreement.is_due):

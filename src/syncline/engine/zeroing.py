@@ -31,9 +31,8 @@ class Zeroing:
     def zero_grad(self, *, set_to_none: bool) -> None:
         """Drop gradients; without `set_to_none` leave zeros where there was one."""
         gradients = self._gradients
-        zeroed: list[Slot] = []
-        if not gradients.num_closed:
-            zeroed = [] if set_to_none else self._find_used()
+        zeroed = [] if set_to_none else self._find_used()
+        if gradients.num_closed in (0, len(gradients.mine)):  # not between two shards
             gradients.had_gradient = ()
         if gradients.spent.is_on:
             gradients.spent.end()
@@ -49,7 +48,10 @@ class Zeroing:
         return [
             slot
             for slot, had_gradient in zip(self._slots, had, strict=True)
-            if had_gradient or slot.fired or raw_grad(slot.parameter) is not None
+            if had_gradient
+            or slot.fired
+            or slot.has_gradient
+            or raw_grad(slot.parameter) is not None
         ]
 
     def _put_zeros(self, parameter: Parameter) -> None:
