@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
-from syncline.cluster import Cluster
+from syncline.cluster import Cluster, Link
 from syncline.comm.alone import Alone
 from syncline.comm.base import (
     Communicator,
@@ -46,6 +47,7 @@ from syncline.comm.window import Functions, Window
 from syncline.errors import CommError
 from syncline.perf.trace import TaskId
 from syncline.virtual.clock import Clock, Signal
+from syncline.virtual.fast_link import FastLinks
 from syncline.virtual.link import Links, Port
 
 
@@ -57,7 +59,8 @@ class Endpoint:
     traffic: Traffic = field(default_factory=Traffic)
     channel: int = 0
     """The channel of the hook that runs. Collectives of one channel keep their order."""
-    doing: str = ""
+    hook: tuple[str, int, int] | None = None
+    """The phase, bucket and step of the hook that runs; bucket -1 for none."""
     cause: TaskId | None = None
     """The task after which the current hook could run."""
     waited_for: TaskId | None = None
@@ -65,11 +68,20 @@ class Endpoint:
     died: str = ""
     asked: dict[Asked, None] = field(default_factory=dict)
     """Calls and gets of other ranks that this rank has not answered yet."""
-    queue: deque[Callable[[], None]] = field(default_factory=deque)
+    queue: deque[tuple[Callable[[], int], Callable[[int], None]]] = field(default_factory=deque)
     """Calls that this rank serves, one after the other."""
     is_serving: bool = False
     changed: Signal | None = None
     """Set when the next call has been served."""
+
+    @property
+    def doing(self) -> str:
+        """What the rank does, for error messages."""
+        if self.hook is None:
+            return ""
+        phase, bucket, step = self.hook
+        place = f"bucket {bucket} of " if bucket >= 0 else ""
+        return f"rank {self.rank}, {phase} of {place}step {step}"
 
     def notify(self, clock: Clock) -> None:
         """Wake processes that wait in `until`, to check their condition again."""
@@ -81,18 +93,32 @@ class Endpoint:
 class VirtualWorld:
     """All ranks of a cluster, their links, and the memory that they allocate."""
 
-    def __init__(self, clock: Clock, cluster: Cluster, *, learns: bool, algorithm: str) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        cluster: Cluster,
+        *,
+        learns: bool,
+        algorithm: str,
+        has_fast_links: bool = False,
+    ) -> None:
         self.clock = clock
         self.cluster = cluster
         self.algorithm = algorithm
         self.device = torch.device("cpu" if learns else "meta")
+        self.bundles_calls = has_fast_links and not learns
+        """Whether calls to the owners of many strips are one message (`virtual_bundle.py`)."""
+        self.busy_until_s = np.zeros(cluster.ranks)
+        """By rank, if calls are bundled: when it will have served all that has arrived."""
+        self.gone: set[int] = set()
+        """The ranks that have died."""
         self.endpoints = [Endpoint(rank) for rank in range(cluster.ranks)]
         rates: dict[Port, float] = {}
         for machine in range(cluster.machines):
             rates["out", machine] = rates["in", machine] = cluster.network.rate_bytes_per_s
         for rank in range(cluster.ranks):
             rates["inside", rank] = cluster.inside.rate_bytes_per_s
-        self.links = Links(clock, rates)
+        self.links = FastLinks(clock, rates) if has_fast_links else Links(clock, rates)
         machines = by_machine(range(cluster.ranks), cluster.ranks_per_machine)
         self._everybody = VirtualGroup(self, machines)
 
@@ -105,28 +131,43 @@ class VirtualWorld:
 
     def carry(self, one: int, other: int, num_bytes: int, done: Callable[[], None]) -> None:
         """Send a message from one rank to another; call `done` when it has arrived."""
-        machines = self.machine_of(one), self.machine_of(other)
-        if machines[0] == machines[1]:
-            link, ports = self.cluster.inside, [("inside", one), ("inside", other)]
-        else:
-            link, ports = self.cluster.network, [("out", machines[0]), ("in", machines[1])]
+        ports, link = self.ports_between(one, other)
         self.clock.after(link.latency_s, self.links.start, ports, float(num_bytes), done)
 
-    def serve(self, owner: Endpoint, call: Callable[[], None]) -> None:
-        """Let a rank serve a call after those before it, which may take virtual time."""
-        owner.queue.append(call)
+    def ports_between(self, one: int, other: int) -> tuple[list[Port], Link]:
+        """Return the ports that a message from one rank to another goes through, and the link."""
+        machines = self.machine_of(one), self.machine_of(other)
+        if machines[0] == machines[1]:
+            return [("inside", one), ("inside", other)], self.cluster.inside
+        return [("out", machines[0]), ("in", machines[1])], self.cluster.network
+
+    def serve(self, owner: Endpoint, run: Callable[[], int], end: Callable[[int], None]) -> None:
+        """Let a rank run a call after those before it, which may take virtual time.
+
+        Then `end` is called with its result.
+        """
+        if self.bundles_calls:
+            if not owner.died:
+                result, seconds = self.clock.measure(run)
+                begin_s = max(float(self.busy_until_s[owner.rank]), self.clock.now_s)
+                self.busy_until_s[owner.rank] = begin_s + seconds
+                self.clock.at(begin_s + seconds, end, result)
+            return
+        owner.queue.append((run, end))
         if not owner.is_serving and not owner.died:
             owner.is_serving = True
             self.clock.spawn(f"rank {owner.rank} serving", self._serve_all, owner)
 
     def _serve_all(self, owner: Endpoint) -> None:
         while owner.queue and not owner.died:
-            owner.queue.popleft()()
+            run, end = owner.queue.popleft()
+            end(run())
         owner.is_serving = False
 
     def die(self, endpoint: Endpoint, how: str) -> None:
         """Let a rank die: calls to it end unanswered, and waiting ranks check again."""
         endpoint.died = how
+        self.gone.add(endpoint.rank)
         for pending in list(endpoint.asked):
             pending.done.set()
         endpoint.asked.clear()

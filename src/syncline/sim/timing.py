@@ -12,6 +12,9 @@ from syncline.engine.bucket import Slot, StripOptimizer
 from syncline.perf.trace import Recorder, TaskId
 from syncline.virtual.clock import Clock, Signal
 
+_CAUSES = {"reduce": ("backward", None), "step": ("backward", 0), "update": ("step", -1)}
+"""By phase: the kind and bucket of the task after which it can run; None for its own bucket."""
+
 
 class VirtualTiming:
     """Virtual time: the clock, its signals, and the endpoint that shows what a rank does."""
@@ -28,12 +31,12 @@ class VirtualTiming:
         return Signal(self._clock, f"rank {self._me.rank}, ")
 
     def note(self, phase: str, bucket: int, step: int) -> None:
-        place = f"bucket {bucket} of " if bucket >= 0 else ""
-        self._me.doing = f"rank {self._me.rank}, {phase} of {place}step {step}"
-        self._me.waited_for = None
-        causes = {"reduce": ("backward", bucket), "step": ("backward", 0), "update": ("step", -1)}
-        cause = self._recorder.after(causes[phase])
-        self._me.cause = cause[0] if cause else None
+        me = self._me
+        me.hook = (phase, bucket, step)
+        me.waited_for = None
+        kind, first = _CAUSES[phase]
+        number = self._recorder.last.get((kind, bucket if first is None else first))
+        me.cause = None if number is None else (me.rank, number)
 
     def waited_for(self) -> tuple[TaskId, ...]:
         return () if self._me.waited_for is None else (self._me.waited_for,)
