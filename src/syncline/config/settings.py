@@ -175,9 +175,10 @@ class ClusterSettings(Table, frozen=True, kw_only=True):
 
     `preset` names a cluster; settings that are not None replace its numbers. `machines` is None for
     one rank on each machine, `cores` for as many as a machine has ranks. `input_s` is the time to
-    load one rank's samples of a step. `algorithm` is how machines exchange gradients. `jitter` is a
-    random factor on the compute of each step. `slow_ranks` maps the number of a rank to a factor on
-    its compute in all steps.
+    load one rank's samples of a step. `algorithm` is how machines exchange gradients. `links`
+    is how messages share links: "exact", or "fast" to simulate; "auto" is exact on a few ranks.
+    `jitter` is a random factor on the compute of each step. `slow_ranks` maps the number of a rank
+    to a factor on its compute in all steps.
     """
 
     preset: str = "1gbit"
@@ -191,6 +192,7 @@ class ClusterSettings(Table, frozen=True, kw_only=True):
     cores: Annotated[int, Meta(ge=1, examples=[8])] | None = None
     input_s: Annotated[float, Meta(ge=0, examples=[0.01])] = 0.0
     algorithm: Literal["direct", "ring"] = "direct"
+    links: Literal["auto", "exact", "fast"] = "auto"
     jitter: Literal["none", "lognormal", "exponential"] = "none"
     jitter_sigma: Annotated[float, Meta(ge=0, examples=[0.1])] = 0.0
     jitter_shift: Annotated[float, Meta(ge=0, lt=1, examples=[0.9])] = 0.0
