@@ -332,6 +332,7 @@ def test_a_job_may_have_dedicated_servers_and_lose_a_worker(tmp_path):
 @pytest.mark.parametrize("name", ["gossip", "elastic"])
 def test_a_run_goes_on_with_what_each_rank_had(name, tmp_path):
     sets = [f"strategy.name={name}", "strategy.shards=", "run.steps=40", "run.checkpoint_every=40"]
+    sets += ["optimizer.schedule=constant"]  # a cosine's rates depend on the number of steps
     first = train_forked(DIGITS, tmp_path / "run", *sets, ranks=2)
     saved = [tmp_path / "run" / "checkpoints" / f"rank-{rank}" for rank in range(2)]
     models = [load(newest(folder)).model for folder in saved]
@@ -352,6 +353,7 @@ def test_a_run_goes_on_with_what_each_rank_had(name, tmp_path):
 def test_a_rank_that_is_new_begins_with_nothing_of_anothers(tmp_path):
     """Push-sum's weights are as many as there are ranks."""
     sets = [
+        "optimizer.schedule=constant",  # a cosine's rates depend on the number of steps
         *("strategy.name=gossip", "strategy.gossip.rule=push", "strategy.gossip.push_sum=true"),
         *("strategy.shards=", "data.batch=48", "run.steps=31", "run.checkpoint_every=31"),
     ]

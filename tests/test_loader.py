@@ -453,7 +453,7 @@ def test_a_sharded_loader_has_the_attributes_of_its_loader(make):
     assert ours.epoch == 3
     with pytest.raises(AttributeError, match="nosuch"):
         _ = ours.nosuch
-    with pytest.raises(UsageError, match="takes a torch DataLoader, but got a"):
+    with pytest.raises(UsageError, match="function that draws one batch, but got a"):
         syncline.shard(ours)
 
 
@@ -675,3 +675,16 @@ print(*syncline.shard(DataLoader(Drawn(), batch_size=2)))
 
 def test_the_very_first_draw_from_numpy_is_seeded_too():
     assert run_program(FIRST_DRAW) == run_program(FIRST_DRAW) != b""
+
+
+class Doubled(DataLoader):
+    """Changes batches after they were fetched."""
+
+    def __iter__(self):
+        return (batch * 2 for batch in super().__iter__())
+
+
+def test_a_loader_whose_own_iteration_would_not_run_is_refused(alone):
+    syncline.init()
+    with pytest.raises(UsageError, match="Doubled, whose __iter__ is not DataLoader's"):
+        syncline.shard(Doubled(torch.arange(8.0), batch_size=2))

@@ -421,6 +421,43 @@ def _(trial: Trial) -> str:
     return trial.run("verify", "script.py", "--ranks", "1")
 
 
+def simulate_with(trial: Trial, text: str, *sets: str) -> str:
+    """Simulate the job with a workload file that holds this text."""
+    (trial.folder / "net.json").write_text(text)
+    words = [word for one in sets for word in ("--set", one)]
+    return trial.run("simulate", "job.toml", "--workload", "net.json", *words)
+
+
+LAYER = '{"name": "a", "size_bytes": 4, "forward_s": 0.1, "backward_s": 0.2}'
+WORKLOAD = f'{{"format": "syncline-workload", "version": 1, "name": "x", "layers": [{LAYER}]'
+
+
+@case("a workload file that was cut short")
+def _(trial: Trial) -> str:
+    return simulate_with(trial, WORKLOAD)
+
+
+@case("a workload file of a newer version")
+def _(trial: Trial) -> str:
+    return simulate_with(trial, WORKLOAD.replace("1,", "2,", 1) + "}")
+
+
+@case("a workload file for shards of another size")
+def _(trial: Trial) -> str:
+    return simulate_with(trial, WORKLOAD + ', "samples": 8}')
+
+
+@case("a rate of operations beside a workload file")
+def _(trial: Trial) -> str:
+    return simulate_with(trial, WORKLOAD + ', "samples": 16}', "cluster.flops_per_s=1e12")
+
+
+@case("learning with the workload file of another model")
+def _(trial: Trial) -> str:
+    (trial.folder / "net.json").write_text(WORKLOAD + ', "samples": 16}')
+    return trial.run("simulate", "job.toml", "--workload", "net.json", "--learn")
+
+
 @case("a script that is not there")
 def _(trial: Trial) -> str:
     return trial.run("run", "--ranks", "2", "scrpt.py")
@@ -647,6 +684,29 @@ loop_alone(
 )
 loop_alone("a forgotten zero_grad()", "one_step()\none_step()", ", shards=1")
 loop_alone("reading .grad after step()", "one_step()\nprint(model.weight.grad)", ", shards=1")
+loop_alone(
+    "weights tied by .data",
+    "model = torch.nn.Sequential(model, torch.nn.Linear(4, 2))\n"
+    "model[1].weight.data = model[0].weight.data\n"
+    "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    "syncline.distribute(model, optimizer)",
+)
+loop_alone(
+    "a lazy module that has seen no batch",
+    "model = torch.nn.LazyLinear(2)\n"
+    "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    "syncline.distribute(model, optimizer)",
+)
+loop_alone(
+    "a parameter that moves to another group of the optimizer",
+    "optimizer = torch.optim.SGD([{'params': [p]} for p in model.parameters()], lr=0.1)\n"
+    "syncline.distribute(model, optimizer)\n"
+    "one_step()\n"
+    "first, second = optimizer.param_groups\n"
+    "second['params'].insert(0, first['params'].pop())\n"
+    "optimizer.zero_grad()\n"
+    "one_step()",
+)
 loop_alone(
     "torch's own clipping",
     "backward()\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",

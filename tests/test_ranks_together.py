@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import pytest
@@ -458,3 +459,34 @@ def test_random_augmentation_has_one_hash_on_any_number_of_ranks():
 
     found = {digest for size in (1, 2, 3, 4) for digest in run_ranks(size, work)}
     assert len(found) == 1
+
+
+def train_beside_a_fork():
+    syncline.init()
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    syncline.distribute(model, optimizer, overlap=True)
+    for step in range(4):
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        child = os.fork() if step == 1 else None
+        if child == 0:
+            try:
+                syncline.session.fail_session(ValueError("in the fork"))
+                syncline.session._leave()  # what the interpreter calls at its end
+            finally:
+                os._exit(0)
+        if child is not None:
+            deadline = time.monotonic() + 10
+            while os.waitpid(child, os.WNOHANG) == (0, 0):
+                if time.monotonic() > deadline:
+                    os.kill(child, signal.SIGKILL)
+                time.sleep(0.01)
+            assert time.monotonic() < deadline, "the fork hangs at its end"
+    return model.weight.tolist()
+
+
+def test_a_fork_of_a_rank_ends_without_ending_the_rank():
+    first, second = run_ranks(2, train_beside_a_fork)
+    assert first == second

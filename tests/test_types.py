@@ -29,7 +29,7 @@ def train(model: nn.Module, optimizer: Optimizer, loader: DataLoader[int]) -> st
     for step in syncline.shards(loader):
         for x, y in step:
             pass
-    syncline.shard(loader, seeds=1)  # Unexpected keyword argument "seeds" for "shard"
+    syncline.shard(loader, seeds=1)  # No overload variant of "shard" matches
     replica.synchronise()  # "Replica" has no attribute "synchronise"; maybe "synchronize"?
     replica.slots  # "Replica" has no attribute "slots"
     with replica.whole():

@@ -16,7 +16,7 @@ from syncline.checkpoint import digest_of
 from syncline.errors import ConfigError
 from syncline.measure.derive import derive
 from syncline.sizes import Size
-from syncline.workload import Layer, Workload
+from syncline.workload import Layer, LayerTimes, Workload
 
 
 def size_of(model):
@@ -27,7 +27,7 @@ def test_a_linear_layer_counted_by_hand():
     # Forward 2 * 8 * 3 * 5; backward the gradient of the weights alone: nothing needs the input's.
     found = derive(nn.Linear(3, 5), (3,), batch=8, flops_per_s=10.0)
     sizes = (Size("weight", 0, 15), Size("bias", 1, 5))
-    assert found == Workload("Linear", (Layer("", 80, 24.0, 24.0),), 0.0, sizes)
+    assert found == Workload("Linear", (Layer("", 80, 24.0, 24.0),), 0.0, sizes, samples=8)
 
 
 def test_a_second_linear_layer_also_passes_a_gradient_on():
@@ -193,10 +193,19 @@ def test_a_model_that_needs_values_is_refused_with_a_way_out():
 
 
 def test_a_workload_comes_back_from_its_file(tmp_path):
-    saved = Workload("x", (Layer("a", 3, 0.1, 1e-9), Layer("b", 0, 0.0, 1e300)), 0.25)
+    layers = (
+        Layer("a", 3, 0.1, 1e-9),
+        Layer("b", 0, 0.0, 1e300, (LayerTimes(4, 0.5, 1.0),), 128, 0, 0.05),
+    )
+    saved = Workload("x", layers, 0.25, (Size("a", 0, 3),), 1, 2, samples=8)
     workload.write(saved, tmp_path / "x.json")
     assert workload.read(tmp_path / "x.json") == saved
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+HEAD = '"format": "syncline-workload", "version": 1, "name": "x", '
+ONE = '{"name": "a", "size_bytes": 4, "forward_s": 1, "backward_s": 2'
+PARAMETER = '"parameters": [{"name": "w", "number": 0, "num_elements": 1'
 
 
 @pytest.mark.parametrize(
@@ -204,19 +213,42 @@ def test_a_workload_comes_back_from_its_file(tmp_path):
     [
         ("", "Input data was truncated"),
         ("{", "Input data was truncated"),
-        ("[]", "Expected `object`, got `array`"),
-        ('{"name": "x"}', "missing required field `layers`"),
-        ('{"name": "x", "layers": [], "nodes": 3}', "unknown field `nodes`"),
+        ("[]", "it holds no JSON object"),
+        ('{"name": "x", "layers": []}', "it says no format"),
+        ('{"format": "trace", "version": 1}', "its format is 'trace'"),
+        ('{"format": "syncline-workload"}', "it says no version"),
+        ('{"format": "syncline-workload", "version": true}', "it says no version"),
         (
-            '{"name": "x", "layers": [{"name": "a", "size_bytes": -1,'
-            ' "forward_s": 0, "backward_s": 0}]}',
+            '{"format": "syncline-workload", "version": 2, "depths": 3}',
+            "its version is 2, of a newer Syncline",
+        ),
+        ('{"format": "syncline-workload", "version": 1, "name": "x"}', "missing required field"),
+        (f'{{{HEAD}"layers": []}}', "it has no layers"),
+        (f'{{{HEAD}"layers": [], "nodes": 3}}', "unknown field `nodes`"),
+        (
+            f'{{{HEAD}"layers": [{ONE.replace("4", "-1")}}}]}}',
             "Expected `int` >= 0 - at `$.layers[0].size_bytes`",
         ),
+        (f'{{{HEAD}"layers": [{ONE.replace("1", "NaN")}}}]}}', "malformed"),
+        (f'{{{HEAD}"layers": [{ONE.replace("1", "1e308").replace("2", "1e308")}}}]}}', "no finite"),
         (
-            '{"name": "x", "layers": [{"name": "a", "size_bytes": 1,'
-            ' "forward_s": NaN, "backward_s": 0}]}',
-            "malformed",
+            f'{{{HEAD}"samples": 8, "layers": [{ONE}, "times": '
+            '[{"samples": 8, "forward_s": 1, "backward_s": 1}]}]}',
+            "layer 'a' has two times for one number of samples",
         ),
+        (
+            f'{{{HEAD}"layers": [{ONE}}}], {PARAMETER}, "dtype": "float99"}}]}}',
+            "parameter 'w' has elements of type 'float99' of 4 bytes",
+        ),
+        (
+            f'{{{HEAD}"layers": [{ONE}}}], {PARAMETER.replace(": 1", ": 0")}}}]}}',
+            "parameter 'w' has 0 elements",
+        ),
+        (
+            f'{{{HEAD}"layers": [{ONE}}}], {PARAMETER.replace(": 0", ": 1")}}}]}}',
+            "numbers do not count from 0",
+        ),
+        ("[" * 100_000, "recursion"),
     ],
 )
 def test_a_file_that_holds_no_workload_is_refused(tmp_path, text, found):
@@ -226,6 +258,7 @@ def test_a_file_that_holds_no_workload_is_refused(tmp_path, text, found):
         workload.read(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert found in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -236,3 +269,18 @@ def test_a_missing_file_is_named(tmp_path):
 def test_a_workload_is_read_without_torch():
     code = "import sys, syncline.workload; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_times_between_two_batch_sizes_are_interpolated_and_no_others_are_made_up():
+    layer = Layer("a", 4, 8.0, 16.0, (LayerTimes(32, 20.0, 28.0),))
+    known = Workload("x", (layer,), 4.0, samples=8)
+    assert known.for_samples(8) is known
+    between = known.for_samples(16)
+    assert (between.forward_s, between.backward_s) == (12.0, 20.0)
+    assert (between.input_s, between.samples) == (8.0, 16)
+    assert known.for_samples(32).forward_s == 20.0
+    for samples in (4, 33):
+        with pytest.raises(ValueError, match=r"layer 'a' has times for 8, 32 samples"):
+            known.for_samples(samples)
+    with pytest.raises(ValueError, match="does not say for how many samples"):
+        Workload("x", (layer,)).for_samples(8)

@@ -29,13 +29,13 @@ def cluster(ranks, ranks_per_machine=1, rate=1000.0, latency_s=0.0, **others):
     )
 
 
-def workload(*layers, input_s=0.0):
+def workload(*layers, input_s=0.0, samples=None):
     """Layers as (bytes, forward seconds, backward seconds)."""
     named = [
         Layer(name=f"layer{k}", size_bytes=b, forward_s=f, backward_s=w)
         for k, (b, f, w) in enumerate(layers)
     ]
-    return Workload(name="by hand", layers=tuple(named), input_s=input_s)
+    return Workload(name="by hand", layers=tuple(named), input_s=input_s, samples=samples)
 
 
 def run_virtual(size, work, machines=1):

@@ -25,8 +25,6 @@ if TYPE_CHECKING:  # what type checkers and editors see: the same names as in _H
         load_optimizer_state,
         optimizer_state,
         rank,
-        shard,
-        shards,
         step_ended,
         sum_over_ranks,
         world_size,
@@ -35,6 +33,7 @@ if TYPE_CHECKING:  # what type checkers and editors see: the same names as in _H
     from syncline.errors import SynclineError
     from syncline.replica import Replica
     from syncline.seeds import seed_for
+    from syncline.sharding import shard, shards
 
 __version__ = "0.2.0"
 
@@ -48,8 +47,8 @@ _HOMES = {
     "load_optimizer_state": "syncline.api",
     "optimizer_state": "syncline.api",
     "rank": "syncline.api",
-    "shard": "syncline.api",
-    "shards": "syncline.api",
+    "shard": "syncline.sharding",
+    "shards": "syncline.sharding",
     "step_ended": "syncline.api",
     "sum_over_ranks": "syncline.api",
     "world_size": "syncline.api",

@@ -1,19 +1,18 @@
-"""What a training script calls: `init`, `distribute`, `shard`, and a few more if needed."""
+"""What a training script calls: `init`, `distribute`, and a few more if needed.
+
+`shard` and `shards` are in `sharding.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from syncline import replica as published
 from syncline.comm.base import sum_by_rank
-from syncline.comm.tree import shard_range
 from syncline.config.session import SessionSettings
 from syncline.config.settings import HUNG_S, MEET_S, SILENT_S
 from syncline.contract import Strategy
@@ -21,9 +20,7 @@ from syncline.engine.parts import Options
 from syncline.engine.replica import Replica
 from syncline.engine.torch_calls import watch
 from syncline.errors import ConfigError, UsageError
-from syncline.loader import FlatLoader, ServingLoader, ShardedLoader, made_of
-from syncline.session import Session, current_session, open_session
-from syncline.step_batches import Dealt
+from syncline.session import current_session, open_session
 from syncline.strategies import make_strategy
 from syncline.verify.recording import record_if_verifying, wanted_overlap
 
@@ -150,90 +147,6 @@ def _replica_of(model: nn.Module) -> Replica:
         if is_model and not replica.is_detached:
             return replica
     raise UsageError("this model was not given to syncline.distribute()")
-
-
-def shard(
-    loader: DataLoader[Any], *, seed: int = 0, accumulate: int = 1
-) -> FlatLoader | ServingLoader:
-    """Return a loader over this rank's part of the data; `batch_size` is the size of a shard.
-
-    With more shards than ranks it yields this rank's shards of a step one after the other. With
-    `accumulate=k` a shard has k batches: call `step()` after each k-th. Each loop over it is the
-    next epoch, also if `shard(loader)` is called anew for it. It has `state_dict()`,
-    `load_state_dict()` and `set_epoch()`, and the attributes of the loader. `len()` counts this
-    rank's batches, `num_steps` the steps: use that for learning-rate schedules.
-
-    On a rank that only serves others (strategy "server" with servers) it yields nothing, and ends
-    when the others have left.
-
-    Before each batch the generators of torch, Python and numpy are seeded by (seed, step, shard),
-    so that augmentation and dropout do not depend on the number of ranks.
-    """
-    return _sharded(loader, seed, accumulate, FlatLoader)
-
-
-def shards(
-    loader: DataLoader[Any], *, seed: int = 0, accumulate: int = 1
-) -> ShardedLoader | ServingLoader:
-    """Return an iterator over steps; each step iterates over the shards that this rank computes.
-
-    A step can be iterated over more than once: for several models, each in turn. Otherwise as
-    `shard`. On a rank that only serves others it yields no step.
-    """
-    return _sharded(loader, seed, accumulate, lambda steps: steps)
-
-
-_Loader = TypeVar("_Loader", FlatLoader, ShardedLoader)
-
-
-def _sharded(
-    loader: DataLoader[Any], seed: int, accumulate: int, make: Callable[[ShardedLoader], _Loader]
-) -> _Loader | ServingLoader:
-    if not isinstance(loader, DataLoader):
-        raise UsageError(
-            f"shard() takes a torch DataLoader, but got a {type(loader).__name__}. Put a data set "
-            "into a DataLoader. If that cannot be, give each rank its part of the data yourself, "
-            "by syncline.rank() and syncline.world_size()."
-        )
-    if accumulate < 1:
-        raise ConfigError(
-            "accumulate", f"got {accumulate}", "it must be at least 1", "Leave it out."
-        )
-    session = current_session()
-    replicas = [one for one in session.replicas if not one.is_detached]
-    serving = [one for one in replicas if not all(one.plan.shards)]
-    if serving and len(replicas) > 1:
-        raise UsageError(
-            "ranks that only serve loop for one model. Use servers=0 for several: then every rank "
-            "holds strips of each."
-        )
-    made, key = made_of(loader, session), (seed, accumulate)
-    if key not in made:
-        made[key] = ShardedLoader(loader, partial(_deal, session), seed, accumulate=accumulate)
-    steps = made[key]
-    replica = session.replicas[-1] if session.replicas else None
-    if replica is not None and not replica.my_shards:
-        return ServingLoader(replica, steps)
-    return make(steps)
-
-
-def _deal(session: Session) -> Dealt:
-    """Return how the shards of a step are dealt to the ranks now."""
-    replicas, world = session.replicas, session.world
-    if not replicas:
-        return Dealt(world.size, range(*shard_range(world.size, world.size, world.rank)))
-    counts = sorted({replica.shards for replica in replicas})
-    if len(counts) > 1:
-        raise UsageError(
-            f"the models have {' and '.join(map(str, counts))} shards, but a batch is one shard of "
-            "each. Use the same shards= for all."
-        )
-    if len({replica.my_shards for replica in replicas}) > 1:
-        raise UsageError(
-            "the models' strategies give this rank different shards, but a batch is one shard of "
-            "each. Use strategies whose workers are the same ranks."
-        )
-    return Dealt(counts[0], replicas[0].my_shards, replicas)
 
 
 def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:

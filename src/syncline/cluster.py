@@ -16,7 +16,7 @@ from syncline.faults import Conditions, Fault, Jitter
 if TYPE_CHECKING:
     from syncline.config import ClusterSettings
 
-LinkModel = Literal["auto", "exact", "fast"]
+LinkModel = Literal["exact", "fast"]
 """How messages share links: max-min fairly, or port by port, which is faster to simulate."""
 
 
@@ -40,6 +40,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """A rank's rate in convolutions and matrix products."""
     update_bytes_per_s: float
     """How many bytes of parameters a rank's optimizer updates in a second."""
+    message_s: float = 0.0
+    """A rank's processor time to send a message to another machine and to get one from there."""
+    collective_s: float = 0.0
+    """What a collective across machines costs besides its messages, latencies and bytes."""
     cores: int | None = None
     """Cores of a machine; None for as many as it has ranks."""
 
@@ -51,7 +55,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 def _of_cpus(latency_s: float, rate_bytes_per_s: float) -> Cluster:
     """Return a cluster of one rank on one core of a commodity machine.
 
-    Measured on such a core: copies write 8 GB/s, sums 6.8 GB/s. `flops_per_s` is assumed.
+    Measured on such a core: copies write 8 GB/s, sums 6.8 GB/s; small all-reduces over TCP streams
+    take 23.4, 40.5, 58.8, 91.9 and 125.5 us of processor time on 2, 3, 4, 6 and 8 ranks, which is
+    6.8 us and 17.0 us for each message (`benchmarks/messages.py`). The link does not matter for
+    that. `flops_per_s` is assumed.
     """
     return Cluster(
         machines=1,
@@ -60,6 +67,8 @@ def _of_cpus(latency_s: float, rate_bytes_per_s: float) -> Cluster:
         inside=Link(latency_s=20e-6, rate_bytes_per_s=6e9),
         flops_per_s=5e10,
         update_bytes_per_s=6e9,
+        message_s=17e-6,
+        collective_s=7e-6,
     )
 
 
@@ -104,6 +113,8 @@ def cluster_of(settings: ClusterSettings, ranks: int, machines: int | None = Non
         inside=_link(base.inside, settings.inside_latency_s, settings.inside_rate_bytes_per_s),
         flops_per_s=_or(settings.flops_per_s, base.flops_per_s),
         update_bytes_per_s=_or(settings.update_bytes_per_s, base.update_bytes_per_s),
+        message_s=_or(settings.message_s, base.message_s),
+        collective_s=_or(settings.collective_s, base.collective_s),
         cores=settings.cores,
     )
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from syncline.engine.replica import Replica
 from syncline.errors import UsageError
 from syncline.like_loader import LikeLoader
-from syncline.position import Position
+from syncline.position import Position, Turn
 from syncline.samples import (
     Batches,
     Drawn,
@@ -59,6 +59,8 @@ class ShardedLoader(LikeLoader):
         self._position = Position()
         self._batches = Batches()
         self._seeded: DataLoader[Any] | None = None
+        self._is_by_next = False
+        """Whether steps are taken by `next()`, without an end."""
         self._known: Dealt | None = None
         self._under_way: Step | None = None
         if deal().replicas:
@@ -141,14 +143,22 @@ class ShardedLoader(LikeLoader):
                 under_way.finish()
                 turn.advance()
         finally:
-            # Ended or left: the next loop is the next epoch. But a look at the first batch, perhaps
-            # on one rank, is no loop.
-            turn.end(is_begun=under_way is not None and under_way.is_begun())
-            if under_way is not None:
-                under_way.leave()
-            self._under_way = None
-            # Outside of loops all ranks have the same random numbers.
-            seed_generators(seed_for(self.seed, "between", turn.epoch))
+            # With `next()` there is no loop that ends, and this runs whenever Python's garbage
+            # collection finds the loader.
+            if not self._is_by_next:
+                self._leave(turn, under_way)
+
+    def _leave(self, turn: Turn, under_way: Step | None) -> None:
+        """End a loop, at its end or where it was left: the next one is the next epoch.
+
+        But a look at the first batch, perhaps on one rank, is no loop.
+        """
+        turn.end(is_begun=under_way is not None and under_way.is_begun())
+        if under_way is not None:
+            under_way.leave()
+        self._under_way = None
+        # Outside of loops all ranks have the same random numbers.
+        seed_generators(seed_for(self.seed, "between", turn.epoch))
 
     def _draw(self, dealt: Dealt, epoch: int) -> Drawn:
         drawn = self._order.draw(epoch)

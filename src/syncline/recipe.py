@@ -16,7 +16,7 @@ from torch import nn
 from syncline import data, models
 from syncline.config import Job, OptimizerSettings
 from syncline.config.settings import DECAY_FACTOR
-from syncline.data import DataSet, Split
+from syncline.data import DataSet, Facts, Split
 from syncline.errors import ConfigError
 from syncline.loader import epoch_order, reseed
 from syncline.own_functions import find, is_own
@@ -24,7 +24,7 @@ from syncline.samples import seed_generators
 from syncline.seeds import seed_for
 
 
-def build_model(job: Job, dataset: DataSet) -> nn.Module:
+def build_model(job: Job, dataset: DataSet | Facts) -> nn.Module:
     """Build the job's network. Its initial weights depend on nothing but the job's seed."""
     settings, seed = job.model, seed_for(job.run.seed, "weights")
     torch.manual_seed(seed)
@@ -46,19 +46,28 @@ def build_model(job: Job, dataset: DataSet) -> nn.Module:
 
 def load_data(job: Job) -> DataSet:
     """Load the job's data, at the image size the job asks for."""
-    settings = {name: getattr(job.data, name) for name in ("path", "sample_shape", "options")}
+    return data.load(job.data.name, **_data_settings(job))
+
+
+def describe_data(job: Job) -> Facts:
+    """Return what a model needs to know of the job's data, without loading it if it is not own."""
+    return data.describe(job.data.name, **_data_settings(job))
+
+
+def _data_settings(job: Job) -> dict[str, Any]:
     if is_own(job.data.name):
         # A split that is drawn at random, for example, must be the same on every rank.
         find("data.name", job.data.name)
         seed_generators(seed_for(job.run.seed, "data"))
-    return data.load(
-        job.data.name,
-        image_size=job.image_size,
-        classes=job.data.classes,
-        samples=job.data.samples,
-        seed=job.run.seed,
-        **settings,
-    )
+    return {
+        "path": job.data.path,
+        "sample_shape": job.data.sample_shape,
+        "options": job.data.options,
+        "image_size": job.image_size,
+        "classes": job.data.classes,
+        "samples": job.data.samples,
+        "seed": job.run.seed,
+    }
 
 
 def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> torch.optim.Optimizer:

@@ -8,6 +8,22 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """What had been done and sent when the parameters that represent a run were evaluated."""
+
+    step: int
+    samples: int
+    """Samples that all ranks together had computed on."""
+    time_s: float
+    total_sent_bytes: int
+    """Payload that all ranks together had handed to their peers in steps."""
+    loss: float
+    """Mean training loss of the step, over all ranks."""
+    test_loss: float | None
+    accuracy: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunResult:
     """The figures of a run on either clock.
 
@@ -20,6 +36,8 @@ class RunResult:
     steps: int
     step_s: float
     """Median time of a step."""
+    samples_per_s: float
+    """Samples per second of all ranks together."""
     exposed_communication: float
     """Share of time that compute lanes waited for communication."""
     layout: dict[str, bool | int]

@@ -34,7 +34,6 @@ JOB, METRICS, SUMMARY, CHECKPOINTS = "job.toml", "metrics.jsonl", "summary.json"
 class Summary(RunResult):
     """The result of a real run."""
 
-    samples_per_s: float
     communicator: str
     num_parameters: int
     seconds: float

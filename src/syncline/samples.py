@@ -164,8 +164,9 @@ class Order:
         if isinstance(loader.dataset, IterableDataset):
             raise UsageError(
                 "a data set without indices cannot be cut into shards: which sample is whose? "
-                "Give each rank its part yourself, or use a map-style data set."
+                "Use a map-style data set, or give shard() a function that draws one batch."
             )
+        _refuse_own_iteration(loader)
         self._loader = loader
         self._seed = seed
         self._sampler: Any = loader.sampler
@@ -251,6 +252,17 @@ class Order:
                 f"{epoch} than when the loader's state was saved. Let its order depend on its "
                 "set_epoch(epoch), its generator, or the generators of torch, Python or numpy."
             )
+
+
+def _refuse_own_iteration(loader: DataLoader[Any]) -> None:
+    """Refuse a DataLoader of a class that does something to batches: its code would not run."""
+    owner = str(getattr(type(loader).__iter__, "__module__", "")).partition(".")[0]
+    if owner not in ("torch", "torchdata"):
+        raise UsageError(
+            f"the loader is a {type(loader).__name__}, whose __iter__ is not DataLoader's, but "
+            "ranks fetch their shards with a DataLoader of their own. Do what it does in the data "
+            "set, in collate_fn or in the loop."
+        )
 
 
 def _parts(sampler: Any) -> Iterator[Any]:

@@ -34,6 +34,7 @@ from syncline.comm.store import (
 from syncline.comm.streams import connect_streams
 from syncline.config import Job
 from syncline.config.session import SessionSettings
+from syncline.draws import Streams
 from syncline.engine.lane import Lane
 from syncline.engine.replica import Replica
 from syncline.errors import CommError, ConfigError, RankFailed, UsageError
@@ -53,17 +54,18 @@ class Session:
 
     def __init__(self, world: LaunchedRank, settings: SessionSettings) -> None:
         settings.check()
-        self.world = world
-        self.settings = settings
+        self.world, self.settings = world, settings
         self.hub = Hub()
         self.lane = Lane(self.hub)
         self.replicas: list[Replica] = []
+        self.streams = Streams()
         self.control: Control | None = None
         self.comm: Communicator = Alone(world.rank)
         self._links = Connections()
         self._store: JobStore | None = None  # kept alive: rank 0's store serves the other ranks
         self._is_closed = False
         self._error: BaseException | None = None
+        self._pid = os.getpid()
         if world.remark:
             log.warning("%s", world.remark)
         if world.size > 1:
@@ -169,6 +171,11 @@ class Session:
 
         store, hung_s = self._store.store, self.settings.hung_s
         return join_group(self.control, store, self._address, hung_s)
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a fork of the rank: the connections are its parent's."""
+        return os.getpid() != self._pid
 
     def check_alone(self) -> None:
         """Refuse to train alone if other ranks have turned up since this one joined."""
@@ -293,7 +300,7 @@ def fail_session(error: BaseException) -> None:
     """Tell the peers why this rank ends, unless it ends in good order: `sys.exit(0)`."""
     if isinstance(error, SystemExit) and not error.code:
         return
-    if _session is not None and _session._error is None:
+    if _session is not None and _session._error is None and not _session.is_inherited:
         _session._error = error
         control = _session.control
         if control is not None and control.failure is None:
@@ -323,6 +330,8 @@ def _is_told_elsewhere(error: BaseException, control: Control, heard: RankFailed
 def close_session() -> None:
     """Leave the job. Called at exit; calling it earlier allows another `init()`."""
     global _session
+    if _session is not None and _session.is_inherited:
+        _session = None  # the parent leaves the job, when it ends
     if _session is not None:
         _session.close(in_good_order=_session._error is None)
         _session = None
@@ -331,7 +340,9 @@ def close_session() -> None:
 def _leave() -> None:
     session = _session
     close_session()
-    if session is not None and (session._error or session.lane.failure):
+    if session is None or session.is_inherited:
+        return
+    if session._error or session.lane.failure:
         # Threads may be stuck in calls to a dead peer; the interpreter would wait for them.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):

@@ -48,6 +48,8 @@ class Step:
         self._places = [(s, part) for s in dealt.mine for part in range(accumulate)]
         self._steps_before = {id(r): r.step_number for r in dealt.replicas}
         self._pass: Iterator[Any] | None = None
+        self._finished: list[Replica] = []
+        """The models that had taken their step before the present pass over the shards."""
 
     def __len__(self) -> int:
         return len(self._places)
@@ -61,6 +63,10 @@ class Step:
 
     def give(self, *, is_flat: bool = False) -> Iterator[Any]:
         """Yield the batches; `is_flat` if `optimizer.step()` comes after each, not after all."""
+        self._end_pass()
+        if self._dealt.shards > 1 and torch.is_grad_enabled():
+            late = {id(replica) for replica in self._late()}
+            self._finished = [r for r in self._dealt.replicas if id(r) not in late]
         for number, (shard, part) in enumerate(self._places):
             is_new = number == len(self._given)
             if is_new:
@@ -76,9 +82,17 @@ class Step:
             else:
                 seed_generators(value)
             yield self._given[number]
+        self._end_pass()
+
+    def _end_pass(self) -> None:
+        """Let models that had taken their step keep the buffers that all ranks have."""
+        for replica in self._finished:
+            replica.loop.gradients.end_later_pass()
+        self._finished = []
 
     def finish(self) -> None:
         """Fetch what the user's loop did not take, so that data stays in order."""
+        self._end_pass()
         while len(self._given) < len(self._places):
             self._given.append(next(self._batches))
         self._given = []

@@ -40,6 +40,24 @@ def test_learning_reports_loss_accuracy_and_weights():
     assert len(found["weights_sha256"]) == 64
 
 
+def test_evaluations_make_a_curve_in_json_and_in_a_table():
+    sets = ("--set", "run.steps=21", "--set", "run.evaluate_every=10")
+    found = json.loads(simulate("--ranks", "4", "--learn", "--json", *sets))
+    assert [point["step"] for point in found["curve"]] == [10, 20, 21]
+    assert {"samples", "time_s", "total_sent_bytes", "test_loss"} < set(found["curve"][0])
+    assert found["curve"][-1]["accuracy"] == found["accuracy"]
+    assert "virtual s" in simulate("--ranks", "4", "--learn", *sets)
+
+
+def test_a_written_workload_takes_the_place_of_model_and_data(tmp_path):
+    path = str(tmp_path / "cnn.json")
+    first = json.loads(simulate("--ranks", "4", "--json", "--write-workload", path))
+    elsewhere = ("--set", "data.name=fashion-mnist", "--set", "data.path=nowhere")
+    again = json.loads(simulate("--ranks", "4", "--json", "--workload", path, *elsewhere))
+    assert first | {"wall_s": 0} == again | {"wall_s": 0}
+    assert first["samples_per_s"] == pytest.approx(64 / first["step_s"], rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -78,7 +78,7 @@ def test_two_machines_of_four_term_by_term():
     # S = 8 MB, g = 4, m = 2. Inside: a column is 2 MB, 3 peers' of it are read: 6 MB.
     # Across: a rank sends half its column, 1 MB; 4 ranks share the port: 4 MB.
     columns = Phase("inside", 1, 6 * MB)
-    strips = Phase("across", 1, 4 * MB)
+    strips = Phase("across", 1, 4 * MB, 1)
     meeting = Phase("inside", 1, 0.0)
     two_by_four = {"machines": 2, "ranks_per_machine": 4}
     assert plan("reduce_scatter", 8 * MB, **two_by_four) == (columns, strips)
@@ -91,7 +91,7 @@ def test_two_machines_of_four_term_by_term():
     copies = Phase("inside", 8, 8 * MB)
     assert plan("broadcast", 8 * MB, **two_by_four) == (strips, strips, copies, copies)
     # Barrier: 4 ranks send 4 bytes to their one peer each.
-    assert plan("barrier", 0, **two_by_four) == (meeting, Phase("across", 1, 16), meeting)
+    assert plan("barrier", 0, **two_by_four) == (meeting, Phase("across", 1, 16, 1), meeting)
 
 
 def time_with(what, machines, strips, sums, machine_sums=(), algorithm="direct"):
@@ -162,7 +162,7 @@ def test_machines_with_different_numbers_of_ranks_share_their_port():
 def test_a_ring_across_leaves_the_inside_alone():
     ring = plan("all_reduce", 9 * MB, machines=3, ranks_per_machine=3, algorithm="ring")
     # m - 1 = 2 rounds and 2/3 of 9 MB for each half.
-    half = Phase("across", 2, 6 * MB)
+    half = Phase("across", 2, 6 * MB, 2)
     columns = Phase("inside", 1, 6 * MB)
     assert ring == (columns, half, half, columns)
 
@@ -192,3 +192,52 @@ def test_unknown_names_are_refused_with_those_there_are():
         plan("all_to_all", MB, machines=2, ranks_per_machine=1)
     with pytest.raises(ValueError, match=r"'tree'; there are direct, ring"):
         plan("reduce", MB, machines=2, ranks_per_machine=1, algorithm="tree")
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+MESSAGE_S, EACH_S = 3e-6, 7e-6
+
+
+def with_messages(found):
+    return seconds(found, inside=INSIDE, across=ACROSS, message_s=MESSAGE_S, collective_s=EACH_S)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 1024])
+def test_a_direct_collective_pays_n_minus_1_messages_and_once_for_itself(n):
+    world = {"machines": n, "ranks_per_machine": 1}
+    alpha, beta = ACROSS.latency_s, 1 / ACROSS.rate_bytes_per_s
+    half = alpha + (n - 1) * MESSAGE_S + (n - 1) / n * 8 * MB * beta
+    for what in ("reduce_scatter", "all_gather"):
+        assert with_messages(plan(what, 8 * MB, **world)) == pytest.approx(EACH_S + half)
+    assert with_messages(plan("all_reduce", 8 * MB, **world)) == pytest.approx(EACH_S + 2 * half)
+    # A small vector: one message with all of it to each peer.
+    small = EACH_S + alpha + (n - 1) * (MESSAGE_S + 40 * KB * beta)
+    assert with_messages(plan("all_reduce", 40 * KB, **world)) == pytest.approx(small)
+    # On a ring a rank sends one message in each of n - 1 rounds.
+    ring = plan("reduce_scatter", 8 * MB, **world, algorithm="ring")
+    expected = EACH_S + (n - 1) * (alpha + MESSAGE_S) + (n - 1) / n * 8 * MB * beta
+    assert with_messages(ring) == pytest.approx(expected)
+
+
+def test_only_messages_to_other_machines_cost():
+    assert with_messages(plan("all_reduce", 8 * MB, machines=1, ranks_per_machine=4)) == (
+        time_of("all_reduce", 8 * MB, 1, 4)
+    )
+    # 3 machines of 4: a rank exchanges with its column's two others, twice.
+    found = with_messages(plan("all_reduce", 9 * MB, machines=3, ranks_per_machine=4))
+    assert found == pytest.approx(time_of("all_reduce", 9 * MB, 3, 4) + EACH_S + 2 * 2 * MESSAGE_S)
+
+
+@pytest.mark.parametrize("n", [1, 4, 30])
+def test_one_server_handles_a_message_of_each_worker(n):
+    strips, sums = (0,) * n + (8 * MB,), (1,) * n + (0,)
+    for what in ("reduce_scatter", "all_gather"):
+        found = phases(what, shape_of(one_each(n + 1)), Volume(strips, sums))
+        assert [phase.messages for phase in found] == [n]
+
+
+def test_ranks_of_one_machine_in_a_network_group_send_each_other_no_messages():
+    found = phases("reduce_scatter", shape_of(((0, 1), (2,))), Volume((3 * MB,) * 3, (1, 1, 1)))
+    # Rank 2 sends to two ranks of the other machine; these send to rank 2 alone.
+    assert [phase.messages for phase in found if phase.where == "across"] == [2]

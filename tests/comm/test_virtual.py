@@ -9,16 +9,18 @@ from syncline.cluster import Link
 from syncline.comm.base import Partials, Strips
 from syncline.comm.tree import Spread
 from syncline.comm.virtual import VirtualWorld
+from syncline.contract import UpdateSettings
+from syncline.sim.timing import TimedOptimizer
 from syncline.virtual.clock import Clock
 from worlds import cluster
 
 INSIDE = Link(latency_s=0.01, rate_bytes_per_s=1e6)
 
 
-def run_timed(size, machines, work):
+def run_timed(size, machines, work, **costs):
     """Run work(comm, clock) on virtual ranks whose network carries 1000 bytes a second."""
     clock = Clock()
-    cluster_ = cluster(size, size // machines, rate=1000.0, inside=INSIDE)
+    cluster_ = cluster(size, size // machines, rate=1000.0, inside=INSIDE, **costs)
     world = VirtualWorld(clock, cluster_, learns=True, algorithm="direct")
     results = {}
 
@@ -83,3 +85,79 @@ def test_collectives_of_two_channels_may_overtake_each_other():
         found.append((channel, tensor.item()))
 
     assert [sorted(found) for found in run_timed(2, 2, work)] == [[(1, 1.0), (2, 2.0)]] * 2
+
+
+COSTS = {"message_s": 0.25, "collective_s": 2.0}
+
+
+def test_messages_and_collectives_cost_their_time():
+    def work(comm, clock):
+        comm.broadcast(torch.zeros(250), 0)  # 1000 bytes to each of two peers: 2 s of wire
+        return clock.now_s
+
+    assert run_timed(3, 3, work, **COSTS) == pytest.approx([2.0 + 2 * 0.25 + 2.0] * 3)
+
+
+def test_a_rank_sends_the_messages_of_its_calls_one_after_the_other():
+    served = {}
+
+    def work(comm, clock):
+        window = comm.window(
+            0, torch.float32, {"note": lambda call: served.setdefault(comm.position, clock.now_s)}
+        )
+        comm.barrier()
+        began_s = clock.now_s
+        if comm.position == 0:
+            for pending in [window.call(position, "note") for position in (1, 2, 3)]:
+                pending.wait()
+        return began_s, clock.now_s
+
+    found = run_timed(4, 4, work, **COSTS)
+    began_s, ended_s = found[0]
+    assert [served[at] - began_s for at in (1, 2, 3)] == pytest.approx([0.25, 0.5, 0.75])
+    assert ended_s - began_s == pytest.approx(0.75 + 0.25)  # the answer to the last is one, too
+
+
+def test_serving_and_the_owner_s_own_work_take_turns_on_its_comm_lane():
+    def work(comm, clock):
+        window = comm.window(0, torch.float32, {"take": lambda call: 0})
+        comm.barrier()
+        began_s, ends = clock.now_s, []
+        if comm.position == 0:
+            update = TimedOptimizer(comm.endpoint.turns, None, 5.0)
+            for _ in range(2):
+                update.run(UpdateSettings([], frozenset()))
+                ends.append(clock.now_s - began_s)
+        else:
+            clock.sleep(1.0)
+            window.call(0, "take", comm.allocate(250, torch.float32)).wait()
+            ends.append(clock.now_s - began_s)
+        return ends
+
+    # The call leaves at 1 s, its 1000 bytes have arrived at 2 s. Rank 0 is busy until 5 s, then
+    # reads them for 2 s; only then it begins its second update.
+    assert run_timed(2, 2, work, update_bytes_per_s=500.0) == [
+        pytest.approx([5.0, 12.0], abs=0.01),
+        pytest.approx([7.0], abs=0.01),
+    ]
+    # On one machine it reads the caller's memory, 10^6 bytes a second, after 10 ms of latency each.
+    found = run_timed(2, 1, work)
+    assert found == [pytest.approx([5.0, 10.001]), pytest.approx([5.011])]
+
+
+def test_a_get_keeps_its_owner_busy_across_machines_only():
+    def work(comm, clock):
+        window = comm.window(250, torch.float32, {})
+        window.publish(torch.zeros(250))
+        comm.barrier()
+        began_s = clock.now_s
+        if comm.position == 0:
+            for pending in [window.get(1), window.get(1)]:
+                pending.wait()
+        return clock.now_s - began_s
+
+    # Each is served for 2 s, and the first one's answer is on the wire while the second is served.
+    found = run_timed(2, 2, work, update_bytes_per_s=500.0)
+    assert found[0] == pytest.approx(2 * 2.0 + 1.0, abs=0.01)
+    found = run_timed(2, 1, work, update_bytes_per_s=500.0)
+    assert found[0] == pytest.approx(0.02 + 2 * 0.001)

@@ -75,8 +75,9 @@ def test_a_cluster_is_set_on_the_command_line():
             ["cluster.rate=3"],
             "cluster.rate: set on the command line, but no such setting exists. Settings of"
             " cluster: preset, machines, latency_s, rate_bytes_per_s, inside_latency_s,"
-            " inside_rate_bytes_per_s, flops_per_s, update_bytes_per_s, cores, input_s, algorithm,"
-            " links, jitter, jitter_sigma, jitter_shift, slow_ranks, faults, link_changes.",
+            " inside_rate_bytes_per_s, flops_per_s, update_bytes_per_s, message_s, collective_s,"
+            " cores, input_s, algorithm, links, jitter, jitter_sigma, jitter_shift, slow_ranks,"
+            " faults, link_changes.",
         ),
         (
             ["cluster.rate_byte_per_s=3"],
@@ -214,12 +215,15 @@ def test_what_a_job_says_of_its_cluster_wins_over_the_preset():
         "inside_rate_bytes_per_s": 4.0,
         "flops_per_s": 5.0,
         "update_bytes_per_s": 6.0,
+        "message_s": 7.0,
+        "collective_s": 0.0,
     }
     cluster = cluster_of(ClusterSettings(**settings), 1, None)
     links = cluster.network, cluster.inside
     found = [(link.latency_s, link.rate_bytes_per_s) for link in links]
     assert found == [(0.0, 2.0), (3.0, 4.0)]
     assert (cluster.flops_per_s, cluster.update_bytes_per_s) == (5.0, 6.0)
+    assert (cluster.message_s, cluster.collective_s) == (7.0, 0.0)
 
 
 @pytest.mark.parametrize("machines", [4, 12, 0, -2])

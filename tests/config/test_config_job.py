@@ -104,6 +104,8 @@ def test_the_settings_of_a_job_are_these():
         *("cluster.inside_latency_s", "cluster.inside_rate_bytes_per_s", "cluster.flops_per_s"),
         *(
             "cluster.update_bytes_per_s",
+            "cluster.message_s",
+            "cluster.collective_s",
             "cluster.cores",
             "cluster.input_s",
             "cluster.algorithm",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import syncline
 import syncline.session
@@ -409,3 +410,67 @@ def test_as_many_other_parameters_in_the_optimizer_are_noticed():
     optimizer.param_groups[0]["params"][0] = nn.Parameter(torch.zeros(2))
     with pytest.raises(UsageError, match="new parameters"):
         optimizer.step()
+
+
+@pytest.mark.usefixtures("_world_of_one")
+def test_parameters_that_move_between_groups_are_noticed():
+    model, _ = make()
+    parameters = list(model.parameters())
+    groups = [{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.5}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    syncline.distribute(model, optimizer)
+    take_step(model, optimizer, 0)
+    model(torch.ones(2, 2, 8, 8)).sum().backward()
+    first, second = optimizer.param_groups
+    second["params"].insert(0, first["params"].pop())  # the order of all parameters stays
+    with pytest.raises(UsageError, match="moved between the optimizer's groups"):
+        optimizer.step()
+
+
+def samples():
+    torch.manual_seed(7)
+    return DataLoader(TensorDataset(torch.randn(24, 6), torch.randn(24, 3)), batch_size=2)
+
+
+@pytest.mark.usefixtures("_world_of_one")
+@pytest.mark.parametrize("is_same_loader", [True, False])
+def test_a_loader_serves_the_model_that_is_distributed_anew(is_same_loader):
+    model, loader = nn.Linear(6, 3), samples()
+    for _ in range(2):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        replica = syncline.distribute(model, optimizer, shards=2)
+        loader = loader if is_same_loader else samples()
+        for x, y in syncline.shard(loader):
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert replica.step_number == 6
+        replica.detach()
+
+
+def train_with_two_optimizers(shards):
+    torch.manual_seed(0)
+    first = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 9))
+    model = nn.Sequential(first, nn.BatchNorm1d(9), nn.Linear(9, 3))
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    others = [p for p in model.parameters() if p.dim() != 2]
+    optimizers = [torch.optim.SGD(matrices, lr=0.1, momentum=0.9), torch.optim.Adam(others)]
+    batches = samples()
+    if shards:
+        syncline.init()
+        for optimizer in optimizers:
+            syncline.distribute(model, optimizer, shards=shards, overlap=True, bucket_bytes=64)
+        batches = syncline.shard(batches)
+    for x, y in batches:
+        (model(x) - y).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad()
+    assert model[1].running_mean.any()
+    return digest_of(model.state_dict())
+
+
+def test_a_model_with_two_optimizers_has_plain_s_bits_and_one_hash():
+    assert run_ranks(1, lambda: train_with_two_optimizers(1)) == [train_with_two_optimizers(0)]
+    (alone,) = run_ranks(1, lambda: train_with_two_optimizers(4))
+    assert run_ranks(2, lambda: train_with_two_optimizers(4)) == [alone] * 2

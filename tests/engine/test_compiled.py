@@ -107,3 +107,62 @@ def test_a_user_s_read_of_a_pending_gradient_is_still_refused(overlap):
             _ = plain.tokens.weight.grad
         model.zero_grad()
         assert plain.tokens.weight.grad is None
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("is_evaluated", [True, False])
+@pytest.mark.parametrize("is_part", [True, False])
+def test_compiled_code_does_not_depend_on_what_a_rank_did_before(overlap, is_evaluated, is_part):
+    """Rank 0 may evaluate alone: its training must then run the same graphs as its peers'."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append((torch.is_grad_enabled(), graph.code))
+        assert all(type(one) in (nn.Parameter, torch.Tensor) for one in inputs)
+        return graph.forward
+
+    syncline.init()
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = SmallGPT()
+    if is_part:
+        model.block = torch.compile(model.block, backend=backend)
+    else:
+        model = torch.compile(model, backend=backend)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    syncline.distribute(model, optimizer, overlap=overlap, bucket_bytes=1024)
+    for step in range(3):
+        for part in range(2):
+            model(*words(10 * step + part)).backward()
+            if is_evaluated:
+                with torch.no_grad():
+                    model(*words(5))
+        optimizer.step()
+        if is_evaluated:
+            with torch.no_grad():
+                model(*words(5))
+        optimizer.zero_grad()
+    assert [with_gradient for with_gradient, _ in graphs].count(True) == 1
+    assert len(graphs) == 1 + is_evaluated
+
+
+def test_a_model_that_was_compiled_in_place_is_refused():
+    syncline.init()
+    model = SmallGPT()
+    model.block.compile(backend="eager")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with pytest.raises(UsageError, match="module block was compiled in place"):
+        syncline.distribute(model, optimizer)
+
+
+def test_a_compiled_forward_between_shards_is_refused():
+    syncline.init()
+    model = torch.compile(SmallGPT(), backend="eager")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    replica = syncline.distribute(model, optimizer, shards=2)
+    replica.begin_shard(0)
+    model(*words(0)).backward()
+    optimizer.step()
+    with pytest.raises(UsageError, match="read after a step"):
+        model(*words(1))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, TensorDataset
 
 import syncline
 from ranks import RankError, run_ranks
@@ -438,6 +439,34 @@ def test_two_models_with_more_shards_than_ranks_have_the_same_bits(overlap):
 
     found = [digests for size in (1, 2, 3, 4) for digests in run_ranks(size, work)]
     assert found == found[:1] * 10
+
+
+def gan_with_samples(shards):
+    """A GAN over a loader that looks at samples between steps, with batch norm in training mode."""
+    syncline.init()
+    (critic, of_critic), (maker, of_maker) = pairs = make_gan()
+    for pair in pairs:
+        syncline.distribute(*pair, shards=shards)
+    data = TensorDataset(torch.randn(60, 6, generator=torch.Generator().manual_seed(1)))
+    found = []
+    for step in syncline.shards(DataLoader(data, batch_size=5)):
+        critic.zero_grad()
+        for (x,) in step:
+            judge(critic, maker, x, torch.randn(5, 4))
+        of_critic.step()
+        maker.zero_grad()
+        for _ in step:
+            fool(critic, maker, torch.randn(5, 4))
+        of_maker.step()
+        maker(noise(0, 0))
+        found += [digest_of(model.state_dict()) for model, _ in pairs]
+    return found
+
+
+@pytest.mark.processes
+def test_buffers_between_a_gan_s_steps_do_not_depend_on_the_number_of_ranks():
+    found = [f for size in (1, 2, 4) for f in run_ranks(size, lambda: gan_with_samples(SHARDS))]
+    assert found == found[:1] * 7
 
 
 def gan_in_a_flat_loop(pairs, batch_of, maker_first):

@@ -9,7 +9,7 @@ from torch import nn
 from syncline.comm.alone import Alone
 from syncline.engine.lane import Lane
 from syncline.engine.optimizer import Reach
-from syncline.engine.optimizer_trial import find_reach, leaves_gradients
+from syncline.engine.optimizer_trial import counts_in_groups, find_reach, leaves_gradients
 from syncline.engine.replica import Replica
 from syncline.errors import UsageError
 from syncline.strategies import Synchronous
@@ -72,6 +72,122 @@ def test_the_reach_of_an_optimizer_is_found_by_trying(name):
 
 def test_layerwise_optimizers_are_found_out():
     assert find_reach(Lars(P, lr=0.1)) is Reach.PARAMETER
+
+
+class OfSome(torch.optim.SGD):
+    """Scales by norms where weights decay, and centers the gradients of convolutions."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                scale = float(p.norm()) if group["weight_decay"] else 1.0
+                mean = p.grad.mean() if p.dim() > 3 else 0.0
+                p.sub_(p.grad - mean, alpha=group["lr"] * scale)
+
+
+def test_a_warm_up_from_zero_does_not_hide_how_far_an_optimizer_looks():
+    for rate in (0.0, torch.tensor(0.0)):
+        assert find_reach(Lars(P, lr=rate)) is Reach.PARAMETER
+        assert find_reach(torch.optim.Adafactor(P, lr=rate)) is Reach.PARAMETER
+    optimizer = torch.optim.Adafactor(P, lr=0.1)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: epoch / 10)
+    assert find_reach(optimizer) is Reach.PARAMETER
+    assert optimizer.param_groups[0]["lr"] == 0.0
+
+
+def test_every_group_and_every_number_of_dimensions_is_tried():
+    flat, matrix, kernel = (nn.Parameter(torch.zeros([3] * dims)) for dims in (1, 2, 4))
+    groups = [{"params": [flat]}, {"params": [matrix], "weight_decay": 0.1}]
+    assert find_reach(OfSome(groups, lr=0.1)) is Reach.PARAMETER
+    groups[1]["weight_decay"] = 0.0
+    assert find_reach(OfSome(groups, lr=0.1)) is Reach.ELEMENT
+    groups[1]["params"] = [kernel]
+    assert find_reach(OfSome(groups, lr=0.1)) is Reach.PARAMETER
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.complex64])
+def test_16_bits_and_complex_numbers_are_updated_parameter_by_parameter(dtype):
+    parameters = [nn.Parameter(torch.zeros(4, 4, dtype=dtype))]
+    assert find_reach(torch.optim.SGD(parameters, lr=0.1, momentum=0.9)) is Reach.PIECE
+    assert find_reach(torch.optim.SGD([*parameters, *P], lr=0.1)) is Reach.PIECE
+
+
+@pytest.mark.parametrize("is_cast_late", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_small_parameters_of_any_type_have_plain_s_bits(dtype, is_cast_late):
+    found = []
+    for is_plain in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 27))
+        model = model if is_cast_late else model.to(dtype)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        if not is_plain:
+            replica = Replica(model, optimizer, Synchronous(), Alone(0), None, Lane())
+        model.to(dtype)
+        for step in range(12):
+            generator = torch.Generator().manual_seed(step)
+            x = torch.randn(8, 5, generator=generator).to(dtype)
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if not is_plain:
+            replica.synchronize()
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(*found)
+
+
+class Counts(torch.optim.SGD):
+    """Counts steps in its groups: one number from the start, one from the first step."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr=lr)
+        for group in self.param_groups:
+            group["k"] = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["k"] += 1
+            group["taken"] = group.get("taken", 0) + 1
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=group["lr"] / (group["k"] + group["taken"]))
+
+
+class CountsGradients(torch.optim.SGD):
+    """Remembers in its group what the gradients were."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["seen"] = sum(float(p.grad.norm()) for p in group["params"])
+        super().step()
+
+
+def test_what_an_optimizer_counts_in_its_groups_goes_on():
+    assert not any(counts_in_groups(make()) for make, _ in REACHES.values())
+    found = []
+    for is_plain in (True, False):
+        torch.manual_seed(0)
+        model = nn.Linear(5, 7)
+        optimizer = Counts(model.parameters(), lr=0.1)
+        if not is_plain:
+            replica = Replica(model, optimizer, Synchronous(), Alone(0), None, Lane())
+        for step in range(4):
+            model(torch.full((2, 5), float(step))).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if not is_plain:
+            replica.synchronize()
+        groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+        assert groups[0]["k"] == groups[0]["taken"] == 4
+        found.append((groups, model.weight.tolist()))
+    assert found[0] == found[1]
+
+
+def test_groups_that_change_by_gradients_are_refused():
+    with pytest.raises(UsageError, match="CountsGradients changes seen of its param_groups"):
+        counts_in_groups(CountsGradients(P, lr=0.1))
 
 
 def test_an_optimizer_that_looks_at_everything_is_refused():

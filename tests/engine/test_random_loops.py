@@ -36,6 +36,7 @@ scripts = st.lists(
 @example(["backward", "zeros", "backward", "step", "each to none", "step"], False, False)
 @example(["clip", "backward", "zero", "backward", "step"], False, False)
 @example(["backward", "clip", "backward critic", "step"], False, False)
+@example(["backward", "clip", "each to none", "step"], False, False)
 @example(
     ["backward", "step", "zeros", "each to none", "backward without aside", "step"], True, True
 )

@@ -621,6 +621,49 @@ def make_and_spread():
 # Clipping, dropping, state.
 
 
+class Complex(nn.Module):
+    """A parameter of complex numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 300, dtype=torch.complex64))
+
+    def forward(self, x):
+        return torch.view_as_real(x.to(torch.complex64) @ self.weight)
+
+
+def test_clipping_complex_gradients_counts_both_parts():
+    torch.manual_seed(0)
+    model, plain = Complex(), Complex()
+    plain.load_state_dict(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    spread(model, optimizer)
+    for one in (model, plain):
+        one(inputs(0)).square().mean().backward()
+    ours = syncline.clip_grad_norm_(model, 0.05)
+    torch.testing.assert_close(ours, nn.utils.clip_grad_norm_(plain.parameters(), 0.05))
+
+
+@pytest.mark.parametrize("max_norm", [0.05, 1e9])
+def test_clipping_leaves_gradients_of_float64_as_they_are(max_norm):
+    found = []
+    for is_plain in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 300), nn.Linear(300, 4)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if not is_plain:
+            spread(model, optimizer)
+        model(inputs(0).double()).square().mean().backward()
+        if is_plain:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        else:
+            syncline.clip_grad_norm_(model, max_norm)
+        optimizer.step()
+        found.append(state(model))
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value)
+
+
 def test_clipping_scales_to_the_norm_that_it_returns():
     model, optimizer = make()
     spread(model, optimizer)
@@ -863,3 +906,83 @@ def test_a_step_that_was_refused_is_refused_again():
             optimizer.step()
     assert replica.step_number == 1
     assert_same(state(model), before)
+
+
+# Models that cannot be right.
+
+
+class Marked(nn.Parameter):
+    """A parameter of a class of its own, such as a point on a manifold."""
+
+
+def mark(model):
+    model.first.weight = Marked(model.first.weight.data)
+
+
+def tie_by_data(model):
+    model.second = nn.Linear(8, 16)
+    model.second.weight.data = model.first.weight.data
+
+
+def keep_weight_as_buffer(model):
+    model.register_buffer("kept", model.first.weight.data[2:])
+
+
+def add_sparse_buffer(model):
+    model.register_buffer("adjacency", torch.eye(3).to_sparse())
+
+
+def add_lazy_layer(model):
+    model.first = nn.LazyLinear(16)
+
+
+def script_layer(model):
+    model.first = torch.jit.script(model.first)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Lazy modules")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (mark, "parameter first.weight is a Marked, but ranks update strips of plain"),
+        (tie_by_data, r"first.weight and second.weight share memory.*\(a.weight = b.weight\)"),
+        (keep_weight_as_buffer, "first.weight and kept share memory"),
+        (add_sparse_buffer, "buffer adjacency is sparse"),
+        (add_lazy_layer, r"parameter first.weight of a lazy module.* before distribute\(\)"),
+        (script_layer, "module first was made by torch.jit"),
+    ],
+)
+def test_a_model_that_cannot_be_watched_is_refused(change, message):
+    model = Net()
+    change(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match=message):
+        syncline.distribute(model, optimizer)
+
+
+def test_parameters_that_lie_in_one_tensor_side_by_side_are_taken():
+    both = torch.randn(8, 6)
+    model = nn.ParameterList([nn.Parameter(both[:, :2]), nn.Parameter(both[:, 2:])])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    syncline.distribute(model, optimizer)
+    (model[0].sum() + model[1].sum()).backward()
+    optimizer.step()
+    torch.testing.assert_close(torch.cat([*model], dim=1), both - 0.1)
+
+
+@pytest.mark.parametrize("shards", [1, 3, 4, 7])
+def test_norm_layers_in_eval_keep_their_statistics(shards):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 200), nn.BatchNorm1d(200))
+    model[1].running_mean.normal_()
+    model[1].eval()
+    before = model[1].running_mean.clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    replica = syncline.distribute(model, optimizer, shards=shards)
+    for step in range(3):
+        for shard in range(shards):
+            replica.begin_shard(shard)
+            model(inputs(step)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert torch.equal(model[1].running_mean, before)

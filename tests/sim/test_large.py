@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from syncline.cluster import Link
 from syncline.faults import Conditions, Fault, Jitter
 from syncline.sim.run import simulate
 from syncline.strategies import make_strategy
 from syncline.strategies.registry import STRATEGIES
-from syncline.strategies.settings import ElasticSettings, LocalSettings, ServerSettings
+from syncline.strategies.settings import LocalSettings, ServerSettings
 from worlds import cluster, run_program, workload
 
 LAYERS = workload(*((65536 * k, 0.1 * k, 0.2 * k) for k in (1, 2, 4, 3)))
+INSIDE = Link(latency_s=1e-3, rate_bytes_per_s=1e8)
+SPENT = {"update_bytes_per_s": 1e8, "message_s": 1e-3, "collective_s": 1e-3}
 SETTINGS = {"local": LocalSettings(period=1)}
 
 
@@ -19,7 +22,7 @@ def run(name, links, ranks=6, per_machine=1, settings=None, rate=1e6, **options)
     own = settings or SETTINGS.get(name)
     return simulate(
         LAYERS,
-        cluster(ranks, per_machine, rate=rate, latency_s=1e-3, update_bytes_per_s=1e8),
+        cluster(ranks, per_machine, rate=rate, latency_s=1e-3, inside=INSIDE, **SPENT),
         lambda: make_strategy(name, own, 0),
         steps=6,
         bucket_bytes=65536,
@@ -33,7 +36,11 @@ def run(name, links, ranks=6, per_machine=1, settings=None, rate=1e6, **options)
 def test_fast_links_take_steps_within_one_per_cent_of_the_exact_ones(name, per_machine):
     fast, exact = (run(name, links, per_machine=per_machine) for links in ("fast", "exact"))
     assert fast.step_s == pytest.approx(exact.step_s, rel=0.01)
-    assert fast.step_ends_s[-1] == pytest.approx(exact.step_ends_s[-1], rel=0.01)
+    (*_, fast_s), (*_, exact_s) = fast.step_ends_s, exact.step_ends_s
+    first_s, exact_first_s = fast.step_ends_s[0], exact.step_ends_s[0]
+    assert fast_s - first_s == pytest.approx(exact_s - exact_first_s, rel=0.01)
+    # All ranks begin their first exchange at once, and then wait for the links.
+    assert first_s == pytest.approx(exact_first_s, rel=0.05)
     assert fast.sent_bytes == exact.sent_bytes
     assert fast.carried_bytes == pytest.approx(exact.carried_bytes)
 
@@ -72,15 +79,58 @@ def test_the_same_seed_gives_the_same_trace(name):
     assert first == second
 
 
-def test_many_ranks_have_fast_links_and_few_have_exact_ones():
-    elastic = ElasticSettings(early=False)
-    few, many = (
-        [run("elastic", links, ranks, settings=elastic) for links in ("auto", other)]
-        for ranks, other in ((8, "exact"), (9, "fast"))
+def test_links_are_exact_unless_fast_ones_are_chosen():
+    work, links = workload((8192, 0.1, 0.1)), cluster(12)
+    assert simulate(work, links, "gossip", steps=1).links == "exact"
+    assert simulate(work, links, "gossip", steps=1, links="fast").links == "fast"
+
+
+def calls_in_turn(links, per_machine=1, ranks=6, **costs):
+    """Ranks that do nothing but push to all owners and wait for the answers, bucket by bucket."""
+    own = ServerSettings(early=False)
+    costs = {"rate": 1e9, "latency_s": 1e-3, "update_bytes_per_s": 1e9} | costs
+    return simulate(
+        workload((ranks * 65536, 0.0, 0.0)),
+        cluster(ranks, per_machine, **costs),
+        lambda: make_strategy("server", own, 0),
+        steps=4,
+        overlap=True,
+        links=links,
     )
-    assert [one.links for one in (*few, *many)] == ["exact", "exact", "fast", "fast"]
-    assert few[0].step_ends_s == few[1].step_ends_s
-    assert many[0].step_ends_s == many[1].step_ends_s
+
+
+@pytest.mark.parametrize("per_machine", [1, 2])
+@pytest.mark.parametrize(
+    "costs",
+    [
+        {"message_s": 1.0},
+        {"update_bytes_per_s": 1e5},
+        {"message_s": 0.1, "update_bytes_per_s": 1e6},
+        {"message_s": 0.5, "update_bytes_per_s": 1e5, "rate": 1e7},
+    ],
+    ids=str,
+)
+def test_a_bundle_of_calls_pays_what_as_many_calls_pay(costs, per_machine):
+    fast, exact = (calls_in_turn(links, per_machine, **costs) for links in ("fast", "exact"))
+    assert fast.step_ends_s[-1] == pytest.approx(exact.step_ends_s[-1], rel=0.01)
+
+
+def test_a_lone_bundle_by_hand():
+    # One worker and three servers, 4096 bytes each. Messages leave after 1, 2 and 3 s; each has
+    # come 0.5 s later, is served for 1 s of message, 2 s of update and 4 s of reading and writing.
+    own = ServerSettings(servers=3, early=False)
+    ends = [
+        simulate(
+            workload((3 * 4096, 0.0, 0.0)),
+            cluster(4, rate=1e12, latency_s=0.5, update_bytes_per_s=2048.0, message_s=1.0),
+            lambda: make_strategy("server", own, 0),
+            steps=2,
+            overlap=True,
+            links=links,
+        ).step_s
+        for links in ("exact", "fast")
+    ]
+    assert ends == pytest.approx([3 + 0.5 + 7 + 0.5] * 2, rel=1e-3)
 
 
 def test_ranks_go_on_without_owners_that_have_died():
@@ -94,7 +144,8 @@ def test_ranks_go_on_without_owners_that_have_died():
 
 
 def test_owners_serve_bundles_one_after_the_other():
-    # An update of a strip takes much longer than its bytes: 5 pushes come to the one server.
+    # 5 pushes come to the one server. Each keeps it busy for 1 s of update, and for 2 s of reading
+    # the gradient and writing the answer; the wire takes no time.
     own = ServerSettings(servers=1, early=False)
     fast, exact = (
         simulate(
@@ -107,8 +158,8 @@ def test_owners_serve_bundles_one_after_the_other():
         )
         for links in ("fast", "exact")
     )
-    assert fast.step_s == pytest.approx(5.0, rel=0.01)
-    assert exact.step_s == pytest.approx(5.0, rel=0.01)
+    assert fast.step_s == pytest.approx(15.0, rel=0.01)
+    assert exact.step_s == pytest.approx(15.0, rel=0.01)
 
 
 SPEED = """
@@ -122,7 +173,7 @@ work = derive(model, (3, 224, 224), 32, 5e12)
 links = cluster(32, rate=2.97e9, latency_s=2e-5, update_bytes_per_s=6e9)
 for name in ("gossip", "elastic", "server"):
     started = time.process_time()
-    assert len(simulate(work, links, name, steps=2).step_ends_s) == 2
+    assert len(simulate(work, links, name, steps=2, links="fast").step_ends_s) == 2
     print(time.process_time() - started)
 """
 

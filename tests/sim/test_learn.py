@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import torch
 from torch import nn
 
 from syncline.config import parse_job
-from syncline.faults import Conditions, Jitter
+from syncline.faults import Conditions, Fault, Jitter
 from syncline.measure.derive import derive
-from syncline.sim.learn import Learning
+from syncline.sim.learn import Learning, RankLearner
 from syncline.sim.run import simulate
+from syncline.strategies import LocalSettings, make_strategy
 from training import train_forked
 from worlds import cluster, run_program
 
@@ -76,6 +78,85 @@ def test_neither_machines_nor_jitter_nor_overlap_change_a_bit(real):
     assert learn(ranks=2, overlap=False).weights_sha256 == real["weights_sha256"]
 
 
+def test_a_curve_has_the_evaluations_of_a_real_run_and_changes_nothing(tmp_path):
+    constant = ("optimizer.schedule=constant", "optimizer.warmup_steps=0")
+    real = train_forked(DIGITS, tmp_path / "ten", *constant, "run.steps=10", ranks=2)
+    plain = learn(*constant, ranks=4)
+    found = learn(*constant, "run.evaluate_every=10", ranks=4)
+    assert found.weights_sha256 == plain.weights_sha256
+    assert found.trace.to_bytes() == plain.trace.to_bytes()  # nobody waits for an evaluation
+    assert found.sent_bytes == plain.sent_bytes
+    assert [point.step for point in found.curve] == [10, 20, 24]
+    assert [point.samples for point in found.curve] == [640, 1280, 1536]
+    assert [point.loss for point in found.curve] == [found.losses[k - 1] for k in (10, 20, 24)]
+    times = [point.time_s for point in found.curve]
+    assert times == sorted(times)
+    assert times[-1] <= found.step_ends_s[-1] + found.step_s
+    # Each step sends as much as any other, on all four ranks.
+    for point in found.curve:
+        assert point.total_sent_bytes == 4 * found.sent_bytes * point.step
+    last = found.curve[-1]
+    assert (last.test_loss, last.accuracy) == (found.test_loss, found.accuracy)
+    # After ten steps the evaluation is that of a run that ends there.
+    ten = found.curve[0]
+    assert (ten.test_loss, ten.accuracy) == (real["test_loss"], real["accuracy"])
+
+
+@pytest.mark.parametrize("name", ["gossip", "elastic", "server", "local"])
+def test_where_ranks_hold_different_parameters_what_represents_the_run_is_evaluated(name):
+    sets = ["strategy.shards=", "data.batch=48", "run.steps=6", "optimizer.warmup_steps=0"]
+    sets += ["optimizer.schedule=constant"]
+    own = LocalSettings(period=2) if name == "local" else None
+    make = functools.partial(make_strategy, name, own)
+    found = learn(*sets, "run.evaluate_every=2", ranks=3, strategy=make)
+    assert [point.step for point in found.curve] == [2, 4, 6]
+    assert [point.samples for point in found.curve] == [96, 192, 288]
+    # At the same step it is what a run that ends there has, where ranks do not depend on time.
+    if name == "local":
+        two = learn(*sets, "run.evaluate_every=2", "run.steps=2", ranks=3, strategy=make)
+        assert two.curve[0].test_loss == found.curve[0].test_loss
+    assert all(point.accuracy is not None for point in found.curve)
+    # The last point too has the time at which everything sent had arrived.
+    first_s, second_s, third_s = (point.time_s for point in found.curve)
+    if name != "gossip":  # there a rank may draw itself, and sends nothing
+        assert third_s - second_s == pytest.approx(second_s - first_s, rel=0.3)
+    sent = [point.total_sent_bytes for point in found.curve]
+    assert sent[-1] == pytest.approx(3 * found.sent_bytes * 6)
+
+
+def test_the_loss_is_the_mean_over_ranks(monkeypatch):
+    seen = {}
+    original = RankLearner.compute
+
+    def compute(self, rank, step, shard):
+        original(self, rank, step, shard)
+        seen.setdefault(step, []).append(self._losses[0])
+
+    monkeypatch.setattr(RankLearner, "compute", compute)
+    sets = ("strategy.shards=", "data.batch=48", "run.steps=3", "optimizer.warmup_steps=0")
+    found = learn(*sets, ranks=3, strategy="gossip")
+    assert [len(seen[step]) for step in range(3)] == [3, 3, 3]
+    assert found.losses == pytest.approx([sum(seen[step]) / 3 for step in range(3)])
+
+
+def test_a_run_whose_first_rank_dies_is_evaluated_by_the_next():
+    sets = ("strategy.shards=", "data.batch=48", "run.steps=6", "optimizer.warmup_steps=0")
+    faults = (
+        Fault(rank=0, step=0, kind="slow", factor=50.0, steps=9),
+        Fault(rank=0, step=5, kind="death"),
+    )
+    found = learn(
+        *sets,
+        "run.evaluate_every=2",
+        ranks=3,
+        strategy="gossip",
+        conditions=Conditions(faults=faults),
+    )
+    assert list(found.gone) == [0]
+    assert [point.step for point in found.curve] == [2, 4, 6]
+    assert [point.samples for point in found.curve] == [96, 192, 16 * (5 + 6 + 6)]
+
+
 @pytest.mark.parametrize("clip", ["optimizer.clip_norm=0.5", "optimizer.name=adamw"])
 def test_clipping_and_other_optimizers_give_one_hash_for_any_number_of_ranks(clip):
     sets = [clip]
@@ -127,7 +208,7 @@ def test_many_ranks_learn_in_little_memory_and_spend_their_time_in_autograd():
     program = f"""
 import json, resource
 from syncline.config import parse_job
-from syncline.sim.learn import Learning
+from syncline.sim.learn import Learning, RankLearner
 from syncline.sim.run import simulate
 from syncline.measure.derive import derive
 from worlds import cluster

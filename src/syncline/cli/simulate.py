@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from syncline.run_folder import finite
 
 if TYPE_CHECKING:
     from syncline.sim.run import Outcome
+    from syncline.workload import Workload
 
 
 def simulate(
@@ -38,6 +40,12 @@ def simulate(
     steps: int = typer.Option(10, "--steps", min=2, help="Steps to time, where nothing is learnt."),
     learn: bool = typer.Option(False, "--learn", help="Compute as well, for the job's steps."),
     trace: Path | None = typer.Option(None, "--trace", help="Write every task to this file."),
+    workload: Path | None = typer.Option(
+        None, "--workload", metavar="FILE", help="Take the layers' times and sizes from this file."
+    ),
+    write_workload: Path | None = typer.Option(
+        None, "--write-workload", metavar="FILE", help="Write the layers' times and sizes."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the result as one JSON object."),
     debug: bool = debug_option,
 ) -> None:
@@ -53,7 +61,8 @@ def simulate(
 
     The strategy's own code runs on a virtual clock, all ranks in this one process.
     Layers take the time of their floating-point operations at cluster.flops_per_s;
-    messages share the links of \\[cluster], whose presets are 1gbit, 10gbit, 25gbit
+    or what --workload FILE says, which --write-workload FILE wrote. No data is loaded.
+    Messages share the links of \\[cluster], whose presets are 1gbit, 10gbit, 25gbit
     and 100gbit. Jitter, slow ranks and faults are settings of that table, too.
 
     [bold]--learn[/bold] does the arithmetic on the job's data: loss, accuracy and weights
@@ -63,14 +72,19 @@ def simulate(
     if ranks is not None:
         check_ranks("--ranks", ranks)
     job = job.resolved(job.run.ranks if ranks is None else ranks)
-    check_names(job)
+    check_names(job, needs_data=learn)
     cluster = cluster_of(job.cluster, job.run.ranks, machines)
     conditions = conditions_of(job.cluster, job.run.seed, job.faults)
     workers = job.strategy.own.num_workers(cluster.ranks)
     conditions.check(cluster.ranks, cluster.machines, workers=workers)
     if trace is not None:
         check_can_be_written("--trace", trace)
-    outcome = _run(job, cluster, None if learn else steps, show=not as_json)
+    if write_workload is not None:
+        check_can_be_written("--write-workload", write_workload)
+    found = None
+    if workload is not None or write_workload is not None:
+        found = _find_workload(job, cluster, workload, write_workload)
+    outcome = _run(job, cluster, found, None if learn else steps, show=not as_json)
     if trace is not None:
         with explained(trace):
             outcome.trace.write(trace)
@@ -80,7 +94,21 @@ def simulate(
         print_outcome(job, outcome, trace, Console(highlight=False))
 
 
-def _run(job: Job, cluster: Cluster, steps: int | None, *, show: bool) -> Outcome:
+def _find_workload(job: Job, cluster: Cluster, path: Path | None, written: Path | None) -> Workload:
+    """Read the workload, or count it; write it, if `written` is a path."""
+    from syncline import workload
+    from syncline.sim.job import find_workload
+
+    found = find_workload(job, cluster, path)
+    if written is not None:
+        with explained(written):
+            workload.write(found, written)
+    return found
+
+
+def _run(
+    job: Job, cluster: Cluster, workload: Workload | None, steps: int | None, *, show: bool
+) -> Outcome:
     """Simulate, with a progress bar on a terminal; `steps` None learns for all the job's steps."""
     from syncline.sim.job import simulate_job
 
@@ -92,6 +120,7 @@ def _run(job: Job, cluster: Cluster, steps: int | None, *, show: bool) -> Outcom
             cluster,
             learns=steps is None,
             steps=steps or 0,
+            workload=workload,
             on_step=lambda step: bar.update(task, completed=step),
         )
 
@@ -105,6 +134,7 @@ def to_json_dict(job: Job, outcome: Outcome) -> dict[str, Any]:
         "shards": outcome.shards,
         "steps": outcome.steps,
         "step_s": outcome.step_s,
+        "samples_per_s": outcome.samples_per_s,
         "alone_s": outcome.alone_s,
         "speed_up": outcome.speed_up,
         "efficiency": outcome.efficiency,
@@ -121,6 +151,7 @@ def to_json_dict(job: Job, outcome: Outcome) -> dict[str, Any]:
             "test_loss": outcome.test_loss,
             "accuracy": outcome.accuracy,
             "weights_sha256": outcome.weights_sha256,
+            "curve": [dataclasses.asdict(point) for point in outcome.curve],
         }
     return found
 
@@ -133,6 +164,7 @@ def print_outcome(job: Job, outcome: Outcome, trace: Path | None, console: Conso
     table.add_column()
     table.add_column(justify="right")
     table.add_row("step", f"{outcome.step_s * 1e3:.3g} ms")
+    table.add_row("samples/s", f"{outcome.samples_per_s:,.4g}")
     table.add_row("one rank alone, the same batch", f"{outcome.alone_s * 1e3:.3g} ms")
     table.add_row("speed-up against it", f"{outcome.speed_up:.2f}")
     table.add_row("efficiency", f"{outcome.efficiency:.1%}")
@@ -145,7 +177,22 @@ def print_outcome(job: Job, outcome: Outcome, trace: Path | None, console: Conso
             table.add_row("accuracy", f"{outcome.accuracy:.2%}")
         table.add_row("weights", outcome.weights_sha256[:16])
     console.print(table)
+    if len(outcome.curve) > 1:
+        console.print(_curve(outcome))
     for rank, how in outcome.gone.items():
         console.print(f"rank {rank} {how}; the others went on without it")
     if trace is not None:
         console.print(f"trace: {trace}")
+
+
+def _curve(outcome: Outcome) -> Table:
+    """Return what evaluations found as a table."""
+    table = Table("step", "samples", "virtual s", "sent MB", "loss", "test loss", "accuracy")
+    for point in outcome.curve:
+        test_loss = "" if point.test_loss is None else f"{point.test_loss:.4f}"
+        accuracy = "" if point.accuracy is None else f"{point.accuracy:.2%}"
+        table.add_row(
+            *(f"{point.step:,}", f"{point.samples:,}", f"{point.time_s:.4g}"),
+            *(f"{point.total_sent_bytes / 1e6:.4g}", f"{point.loss:.4f}", test_loss, accuracy),
+        )
+    return table

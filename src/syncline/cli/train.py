@@ -119,8 +119,11 @@ assert train.__doc__ is not None
 train.__doc__ = train.__doc__.replace("STRATEGY_NAMES", ", ".join(STRATEGIES))
 
 
-def check_names(job: Job) -> None:
-    """Make the checks of model and data that need neither torch nor samples."""
+def check_names(job: Job, *, needs_data: bool = True) -> None:
+    """Make the checks of model and data that need neither torch nor samples.
+
+    Without `needs_data` the data's files need not be there.
+    """
     settings = job.data
     data.check(
         settings.name,
@@ -131,6 +134,7 @@ def check_names(job: Job) -> None:
         samples=settings.samples,
         seed=job.run.seed,
         options=settings.options,
+        needs_files=needs_data,
     )
     losses.check(job.model.loss)
     if is_own(job.model.name):

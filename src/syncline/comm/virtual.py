@@ -9,13 +9,11 @@ equal parameters hold them once.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 
 from syncline.cluster import Cluster, Link
@@ -28,10 +26,10 @@ from syncline.comm.base import (
     check_owner,
     each_element_once,
 )
-from syncline.comm.cost import Phase
+from syncline.comm.cost import Phase, is_across
 from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.shape import Machines, by_machine, choose, kind_of
-from syncline.comm.traffic import Traffic
+from syncline.comm.virtual_endpoint import Endpoint
 from syncline.comm.virtual_group import (
     END_OF_LENDING,
     Charge,
@@ -42,52 +40,13 @@ from syncline.comm.virtual_group import (
     spread_sum,
     whole_sum,
 )
-from syncline.comm.virtual_window import Asked, VirtualWindow
+from syncline.comm.virtual_window import VirtualWindow
 from syncline.comm.window import Functions, Window
 from syncline.errors import CommError
-from syncline.perf.trace import TaskId
 from syncline.virtual.clock import Clock, Signal
 from syncline.virtual.fast_link import FastLinks
 from syncline.virtual.link import Links, Port
-
-
-@dataclass(eq=False)
-class Endpoint:
-    """One virtual rank: its traffic, what it does and waits for, and the calls it has to serve."""
-
-    rank: int
-    traffic: Traffic = field(default_factory=Traffic)
-    channel: int = 0
-    """The channel of the hook that runs. Collectives of one channel keep their order."""
-    hook: tuple[str, int, int] | None = None
-    """The phase, bucket and step of the hook that runs; bucket -1 for none."""
-    cause: TaskId | None = None
-    """The task after which the current hook could run."""
-    waited_for: TaskId | None = None
-    """The task after which the last collective could begin: the `cause` of its last member."""
-    died: str = ""
-    asked: dict[Asked, None] = field(default_factory=dict)
-    """Calls and gets of other ranks that this rank has not answered yet."""
-    queue: deque[tuple[Callable[[], int], Callable[[int], None]]] = field(default_factory=deque)
-    """Calls that this rank serves, one after the other."""
-    is_serving: bool = False
-    changed: Signal | None = None
-    """Set when the next call has been served."""
-
-    @property
-    def doing(self) -> str:
-        """What the rank does, for error messages."""
-        if self.hook is None:
-            return ""
-        phase, bucket, step = self.hook
-        place = f"bucket {bucket} of " if bucket >= 0 else ""
-        return f"rank {self.rank}, {phase} of {place}step {step}"
-
-    def notify(self, clock: Clock) -> None:
-        """Wake processes that wait in `until`, to check their condition again."""
-        changed, self.changed = self.changed, Signal(clock)
-        if changed is not None:
-            changed.set()
+from syncline.virtual.turns import Booked, Bookings, Turns
 
 
 class VirtualWorld:
@@ -106,13 +65,13 @@ class VirtualWorld:
         self.cluster = cluster
         self.algorithm = algorithm
         self.device = torch.device("cpu" if learns else "meta")
-        self.bundles_calls = has_fast_links and not learns
-        """Whether calls to the owners of many strips are one message (`virtual_bundle.py`)."""
-        self.busy_until_s = np.zeros(cluster.ranks)
-        """By rank, if calls are bundled: when it will have served all that has arrived."""
+        self.last_death_s = -1.0
         self.gone: set[int] = set()
         """The ranks that have died."""
-        self.endpoints = [Endpoint(rank) for rank in range(cluster.ranks)]
+        self.bundles_calls = has_fast_links and not learns
+        """Whether calls to the owners of many strips are one message (`virtual_bundle.py`)."""
+        self.bookings = Bookings(cluster.ranks)
+        self.endpoints = [Endpoint(rank, self._lane(rank)) for rank in range(cluster.ranks)]
         rates: dict[Port, float] = {}
         for machine in range(cluster.machines):
             rates["out", machine] = rates["in", machine] = cluster.network.rate_bytes_per_s
@@ -122,6 +81,11 @@ class VirtualWorld:
         machines = by_machine(range(cluster.ranks), cluster.ranks_per_machine)
         self._everybody = VirtualGroup(self, machines)
 
+    def _lane(self, rank: int) -> Turns | Booked:
+        if self.bundles_calls:
+            return Booked(self.clock, self.bookings, rank)
+        return Turns(self.clock, f"the comm lane of rank {rank}")
+
     def machine_of(self, rank: int) -> int:
         return rank // self.cluster.ranks_per_machine
 
@@ -129,45 +93,61 @@ class VirtualWorld:
         """Return a rank's communicator of all ranks."""
         return VirtualComm(self._everybody, self.endpoints[rank])
 
-    def carry(self, one: int, other: int, num_bytes: int, done: Callable[[], None]) -> None:
-        """Send a message from one rank to another; call `done` when it has arrived."""
+    def carry(
+        self,
+        one: int,
+        other: int,
+        num_bytes: int,
+        done: Callable[[], None],
+        *,
+        is_answer: bool = False,
+    ) -> None:
+        """Send a message from one rank to another; call `done` when it has arrived.
+
+        A rank sends its messages to other machines one after the other, each for `message_s`. That
+        of an answer has passed while the call was served.
+        """
         ports, link = self.ports_between(one, other)
-        self.clock.after(link.latency_s, self.links.start, ports, float(num_bytes), done)
+        is_paid = is_answer or self.is_inside(one, other)
+        sent_s = self.clock.now_s if is_paid else self.send_messages(one, 1)
+        self.clock.at(sent_s + link.latency_s, self.links.start, ports, float(num_bytes), done)
+
+    def send_messages(self, rank: int, number: int) -> float:
+        """Let a rank send messages to other machines; return when the last of them has left it."""
+        sender = self.endpoints[rank]
+        began_s = max(self.clock.now_s, sender.sent_s)
+        sender.sent_s = began_s + number * self.cluster.message_s
+        return sender.sent_s
 
     def ports_between(self, one: int, other: int) -> tuple[list[Port], Link]:
         """Return the ports that a message from one rank to another goes through, and the link."""
-        machines = self.machine_of(one), self.machine_of(other)
-        if machines[0] == machines[1]:
+        if self.is_inside(one, other):
             return [("inside", one), ("inside", other)], self.cluster.inside
-        return [("out", machines[0]), ("in", machines[1])], self.cluster.network
+        ports: list[Port] = [("out", self.machine_of(one)), ("in", self.machine_of(other))]
+        return ports, self.cluster.network
 
-    def serve(self, owner: Endpoint, run: Callable[[], int], end: Callable[[int], None]) -> None:
-        """Let a rank run a call after those before it, which may take virtual time.
+    def is_inside(self, one: int, other: int) -> bool:
+        """Say whether two ranks are on one machine, where they read each other's memory."""
+        return self.machine_of(one) == self.machine_of(other)
 
-        Then `end` is called with its result.
+    def serving_s(self, caller: int, owner: int, num_bytes: int) -> float:
+        """Return how long a call keeps its owner's comm lane busy, besides its function.
+
+        The owner reads the values and writes the answer: in the caller's memory on one machine;
+        else in its own, and it sends a message.
         """
-        if self.bundles_calls:
-            if not owner.died:
-                result, seconds = self.clock.measure(run)
-                begin_s = max(float(self.busy_until_s[owner.rank]), self.clock.now_s)
-                self.busy_until_s[owner.rank] = begin_s + seconds
-                self.clock.at(begin_s + seconds, end, result)
-            return
-        owner.queue.append((run, end))
-        if not owner.is_serving and not owner.died:
-            owner.is_serving = True
-            self.clock.spawn(f"rank {owner.rank} serving", self._serve_all, owner)
-
-    def _serve_all(self, owner: Endpoint) -> None:
-        while owner.queue and not owner.died:
-            run, end = owner.queue.popleft()
-            end(run())
-        owner.is_serving = False
+        cluster = self.cluster
+        if caller != owner and self.is_inside(caller, owner):
+            return num_bytes / cluster.inside.rate_bytes_per_s
+        message_s = 0.0 if caller == owner else cluster.message_s
+        return message_s + num_bytes / cluster.update_bytes_per_s
 
     def die(self, endpoint: Endpoint, how: str) -> None:
         """Let a rank die: calls to it end unanswered, and waiting ranks check again."""
         endpoint.died = how
         self.gone.add(endpoint.rank)
+        endpoint.turns.end()
+        self.last_death_s = self.clock.now_s
         for pending in list(endpoint.asked):
             pending.done.set()
         endpoint.asked.clear()
@@ -175,7 +155,17 @@ class VirtualWorld:
             other.notify(self.clock)
 
     def pay(self, group: VirtualGroup, phases: Sequence[Phase], done: Callable[[], None]) -> None:
-        """Let the time of a collective pass, phase by phase, then call `done`."""
+        """Let the time of a collective pass, then call `done`."""
+        collective_s = self.cluster.collective_s
+        if collective_s and is_across(phases):
+            self.clock.after(collective_s, self._pay_phases, group, phases, done)
+        else:
+            self._pay_phases(group, phases, done)
+
+    def _pay_phases(
+        self, group: VirtualGroup, phases: Sequence[Phase], done: Callable[[], None]
+    ) -> None:
+        """Let phases pass one after the other, then call `done`."""
         if not phases:
             done()
             return
@@ -183,10 +173,9 @@ class VirtualWorld:
         is_inside = phase.where == "inside"
         link = self.cluster.inside if is_inside else self.cluster.network
         ports = group.inside_ports if is_inside else group.across_ports
-        then = lambda: self.pay(group, rest, done)  # noqa: E731
-        self.clock.after(
-            phase.rounds * link.latency_s, self.links.start, ports, phase.num_bytes, then
-        )
+        then = lambda: self._pay_phases(group, rest, done)  # noqa: E731
+        delay_s = phase.rounds * link.latency_s + phase.messages * self.cluster.message_s
+        self.clock.after(delay_s, self.links.start, ports, phase.num_bytes, then)
 
 
 class VirtualComm:

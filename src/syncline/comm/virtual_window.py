@@ -1,6 +1,7 @@
 """Windows in virtual time: a call takes the time of its messages there and back, on shared links.
 
-A rank serves calls one after the other, each for as long as its function takes.
+A rank serves calls one after the other on its comm lane, between its own work there. A call takes
+as long as its function, and a pass over its values and its answer (`VirtualWorld.serving_s`).
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from syncline.comm.window import (
     bytes_moved,
 )
 from syncline.errors import PeerGone
-from syncline.virtual.clock import Signal
+from syncline.virtual.clock import Clock, Signal
 
 if TYPE_CHECKING:
-    from syncline.comm.virtual import Endpoint
+    from syncline.comm.virtual_endpoint import Endpoint
     from syncline.comm.virtual_group import VirtualGroup
 
 
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 class Asked:
     """A call or a get that travels, is served and travels back."""
 
+    caller: Endpoint
     owner: Endpoint
+    clock: Clock
     done: Signal
     why: Callable[[], str]
     result: int | None = None
@@ -44,8 +47,10 @@ class Asked:
         return self.done.is_set()
 
     def wait(self) -> int:
+        started_s = self.clock.now_s
         self.done.wait(self.why)
         if self.result is None:
+            self.caller.waited_in_vain.append((started_s, self.clock.now_s))
             raise PeerGone(self.owner.rank)
         return self.result
 
@@ -99,18 +104,28 @@ class VirtualWindow(OneByOne):
             return asked
         self._count("get", self._published_bytes)
 
-        def serve() -> None:
-            # The answer is what is published when the request arrives.
-            values, version = owner.published, owner.version
-            assert values is not None
+        ranks = self._me.rank, asked.owner.rank
+        # On one machine the caller reads the owner's memory; the owner has nothing to do.
+        is_inside = self._world.is_inside(*ranks)
+        serving_s = 0.0 if is_inside else self._world.serving_s(*ranks, self._published_bytes)
 
-            def arrive() -> None:
-                asked.got = values
-                self._answer(asked, version)
+        def run() -> int:
+            # The answer is what is published when the request is served.
+            asked.got, version = owner.published, owner.version
+            if serving_s:
+                self._world.clock.sleep(serving_s)
+            return version
 
-            self._send_back(asked, values.numel() * values.itemsize, arrive)
+        def end(version: int) -> None:
+            self._send_back(asked, asked.values.nbytes, lambda: self._answer(asked, version))
 
-        self._world.carry(self._me.rank, asked.owner.rank, 0, serve)
+        def arrive() -> None:
+            if serving_s:
+                asked.owner.serve(self._world.clock, run, end)
+            else:
+                end(run())
+
+        self._world.carry(*ranks, 0, arrive)
         return asked
 
     def call(
@@ -126,27 +141,35 @@ class VirtualWindow(OneByOne):
         if asked.is_over():
             return asked
         is_mine = owner is self
+        to_there, back, serving_s = bytes_moved(values), bytes_moved(out), 0.0
+        if to_there or back or not is_mine:
+            serving_s = self._world.serving_s(rank, asked.owner.rank, to_there + back)
+        if self._world.is_inside(rank, asked.owner.rank):
+            to_there = back = 0  # the owner reads and writes the caller's memory while it serves
 
         def run() -> int:
             # Not under no_grad: the function may take virtual time, and the mode would then apply
             # to the processes that run meanwhile. The memory it works on needs no gradient.
-            return owner.functions[function](Call.of(rank, values, out, note))
+            result = owner.functions[function](Call.of(rank, values, out, note))
+            if serving_s:
+                self._world.clock.sleep(serving_s)
+            return result
 
         def end(result: int) -> None:
             owner._me.notify(self._world.clock)
             if is_mine:
                 self._answer(asked, result)
             else:
-                self._send_back(asked, bytes_moved(out), lambda: self._answer(asked, result))
+                self._send_back(asked, back, lambda: self._answer(asked, result))
 
         def arrive() -> None:
-            self._world.serve(asked.owner, run, end)
+            asked.owner.serve(self._world.clock, run, end)
 
         if is_mine:
             arrive()
         else:
             self._count(function, bytes_moved(values, out))
-            self._world.carry(rank, asked.owner.rank, bytes_moved(values), arrive)
+            self._world.carry(rank, asked.owner.rank, to_there, arrive)
         return asked
 
     def call_all(
@@ -209,9 +232,9 @@ class VirtualWindow(OneByOne):
 
     def _ask(self, position: int, what: str) -> Asked:
         owner = self._world.endpoints[self._group.ranks[position]]
-        me = self._me
+        me, clock = self._me, self._world.clock
         why = lambda: f"{me.doing}: {what} waits for rank {owner.rank}{owner.died}"  # noqa: E731
-        asked = Asked(owner, Signal(self._world.clock), why)
+        asked = Asked(me, owner, clock, Signal(clock), why)
         if owner.died:
             asked.done.set()
         else:
@@ -220,7 +243,8 @@ class VirtualWindow(OneByOne):
 
     def _send_back(self, asked: Asked, num_bytes: int, done: Callable[[], None]) -> None:
         if not asked.owner.died:
-            self._world.carry(asked.owner.rank, self._me.rank, num_bytes, done)
+            ranks = asked.owner.rank, self._me.rank
+            self._world.carry(*ranks, num_bytes, done, is_answer=True)
 
     def _answer(self, asked: Asked, result: int) -> None:
         if asked.owner.asked.pop(asked, 0) is None:
@@ -233,10 +257,15 @@ class VirtualWindow(OneByOne):
         why: Callable[[], str],
         late: Callable[[], Sequence[int]] | None = None,
     ) -> None:
+        clock, woken_s = self._world.clock, None
         while not is_true():
             if self._me.changed is None:
-                self._me.changed = Signal(self._world.clock)
+                self._me.changed = Signal(clock)
+            woken_s = clock.now_s
             self._me.changed.wait(why)
+        if woken_s is not None and self._world.last_death_s == clock.now_s:
+            # It became true because a rank died: since it was looked at last, only for that one.
+            self._me.waited_in_vain.append((woken_s, clock.now_s))
 
     def gone(self) -> frozenset[int]:
         gone = self._world.gone

@@ -175,10 +175,11 @@ class ClusterSettings(Table, frozen=True, kw_only=True):
 
     `preset` names a cluster; settings that are not None replace its numbers. `machines` is None for
     one rank on each machine, `cores` for as many as a machine has ranks. `input_s` is the time to
-    load one rank's samples of a step. `algorithm` is how machines exchange gradients. `links`
-    is how messages share links: "exact", or "fast" to simulate; "auto" is exact on a few ranks.
-    `jitter` is a random factor on the compute of each step. `slow_ranks` maps the number of a rank
-    to a factor on its compute in all steps.
+    load one rank's samples of a step, None for what a workload file says, else 0. `message_s` and
+    `collective_s` are processor time of a message and of a collective. `algorithm` is how machines
+    exchange gradients. `links` is how messages share links: "exact", or "fast" to simulate but not
+    exact. `jitter` is a random factor on the compute of each step. `slow_ranks` maps the number of
+    a rank to a factor on its compute in all steps.
     """
 
     preset: str = "1gbit"
@@ -189,10 +190,12 @@ class ClusterSettings(Table, frozen=True, kw_only=True):
     inside_rate_bytes_per_s: Annotated[float, Meta(gt=0, examples=[6e9])] | None = None
     flops_per_s: Annotated[float, Meta(gt=0, examples=[5e10])] | None = None
     update_bytes_per_s: Annotated[float, Meta(gt=0, examples=[6e9])] | None = None
+    message_s: Annotated[float, Meta(ge=0, examples=[17e-6])] | None = None
+    collective_s: Annotated[float, Meta(ge=0, examples=[7e-6])] | None = None
     cores: Annotated[int, Meta(ge=1, examples=[8])] | None = None
-    input_s: Annotated[float, Meta(ge=0, examples=[0.01])] = 0.0
+    input_s: Annotated[float, Meta(ge=0, examples=[0.01])] | None = None
     algorithm: Literal["direct", "ring"] = "direct"
-    links: Literal["auto", "exact", "fast"] = "auto"
+    links: Literal["exact", "fast"] = "exact"
     jitter: Literal["none", "lognormal", "exponential"] = "none"
     jitter_sigma: Annotated[float, Meta(ge=0, examples=[0.1])] = 0.0
     jitter_shift: Annotated[float, Meta(ge=0, lt=1, examples=[0.9])] = 0.0

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from syncline.data import digits, fashion_mnist, folder, synthetic
-from syncline.data.base import DataSet, Split
+from syncline.data.base import DataSet, Facts, Split
 from syncline.errors import ConfigError
 from syncline.own_functions import check_name, is_own
 
-__all__ = ["DATA", "DataSet", "Source", "Split", "check", "load", "names"]
+__all__ = ["DATA", "DataSet", "Facts", "Source", "Split", "check", "describe", "load", "names"]
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,25 @@ class Source:
 
     load: Callable[..., DataSet]
     check: Callable[..., None]
+    describe: Callable[..., Facts]
+    """Says what a model needs to know, without reading samples."""
     settings: tuple[str, ...]
 
 
 DATA: dict[str, Source] = {
-    "digits": Source(digits.load, digits.check, ("image_size",)),
-    "fashion-mnist": Source(fashion_mnist.load, fashion_mnist.check, ("path", "image_size")),
-    "folder": Source(folder.load, folder.check, ("path", "image_size")),
+    "digits": Source(digits.load, digits.check, digits.describe, ("image_size",)),
+    "fashion-mnist": Source(
+        fashion_mnist.load,
+        fashion_mnist.check,
+        fashion_mnist.describe,
+        ("path", "image_size"),
+    ),
+    "folder": Source(folder.load, folder.check, folder.describe, ("path", "image_size")),
     "synthetic": Source(
-        synthetic.load, synthetic.check, ("sample_shape", "classes", "samples", "seed")
+        synthetic.load,
+        synthetic.check,
+        synthetic.describe,
+        ("sample_shape", "classes", "samples", "seed"),
     ),
 }
 
@@ -69,6 +79,31 @@ def load(
     return DATA[name].load(**given)
 
 
+def describe(
+    name: str,
+    *,
+    path: str | None = None,
+    image_size: int | None = None,
+    sample_shape: tuple[int, ...] | None = None,
+    classes: int | None = None,
+    samples: int | None = None,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+) -> Facts:
+    """Return what a model needs to know of a data set, without its files where possible.
+
+    The classes of a folder of images are its folders: None if there is no such folder. A user's own
+    function is called, and one of its samples is read.
+    """
+    given = _given(name, seed, path, image_size, sample_shape, classes, samples, options)
+    if is_own(name):
+        from syncline.data import own
+
+        found = own.load(name, dict(options or {}))
+        return Facts(name, found.sample_shape, found.classes, found.sample_dtype)
+    return DATA[name].describe(**given)
+
+
 def check(
     name: str,
     *,
@@ -79,10 +114,14 @@ def check(
     samples: int | None = None,
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
+    needs_files: bool = True,
 ) -> None:
-    """Raise the ConfigError that `load` would raise, if it can be found without reading samples."""
+    """Raise the ConfigError that `load` would raise, if it can be found without reading samples.
+
+    Without `needs_files` only settings are checked.
+    """
     given = _given(name, seed, path, image_size, sample_shape, classes, samples, options)
-    if not is_own(name):
+    if not is_own(name) and needs_files:
         DATA[name].check(**given)
 
 

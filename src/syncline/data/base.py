@@ -35,6 +35,16 @@ class Split(Protocol):
 
 
 @dataclass(frozen=True)
+class Facts:
+    """What a model needs to know of a data set; `classes` is None if that is not known."""
+
+    name: str
+    sample_shape: tuple[int, ...]
+    classes: int | None
+    sample_dtype: str = "float32"
+
+
+@dataclass(frozen=True)
 class DataSet:
     """Samples to train on, samples to test on if there are any, and their shape and classes.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from syncline.data.base import DataSet, GreyImages
+from syncline.data.base import DataSet, Facts, GreyImages
 from syncline.errors import ConfigError
 from syncline.seeds import seed_for
 
@@ -37,6 +37,12 @@ def load(*, image_size: int | None = None) -> DataSet:
     size = image_size or SIZE_PX
     train, test = split(order[:TRAIN_ROWS]), split(order[TRAIN_ROWS:])
     return DataSet("digits", train, test, (1, size, size), CLASSES)
+
+
+def describe(*, image_size: int | None = None) -> Facts:
+    """Return their shape and classes. Needs no file."""
+    size = image_size or SIZE_PX
+    return Facts("digits", (1, size, size), CLASSES)
 
 
 def check(*, image_size: int | None = None) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from syncline.data import idx
-from syncline.data.base import DataSet, GreyImages
+from syncline.data.base import DataSet, Facts, GreyImages
 from syncline.errors import ConfigError
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -31,6 +31,12 @@ def load(*, path: str | None = None, image_size: int | None = None) -> DataSet:
 
     size = image_size or SIZE_PX
     return DataSet("fashion-mnist", split("train"), split("t10k"), (1, size, size), CLASSES)
+
+
+def describe(*, path: str | None = None, image_size: int | None = None) -> Facts:
+    """Return their shape and classes. Needs no files."""
+    size = image_size or SIZE_PX
+    return Facts("fashion-mnist", (1, size, size), CLASSES)
 
 
 def check(*, path: str | None = None, image_size: int | None = None) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from syncline.data.base import DataSet, Indices, Labels, Samples, checked
+from syncline.data.base import DataSet, Facts, Indices, Labels, Samples, checked
 from syncline.errors import ConfigError, SynclineError
 
 ENDINGS = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".webp")
@@ -56,6 +56,13 @@ def load(*, path: str | None = None, image_size: int = SIZE_PX) -> DataSet:
     train = _split(splits["train"], classes, image_size)
     test = _split(splits["test"], classes, image_size) if "test" in splits else None
     return DataSet("folder", train, test, (3, image_size, image_size), len(classes))
+
+
+def describe(*, path: str | None = None, image_size: int = SIZE_PX) -> Facts:
+    """Return the images' shape, and how many classes there are, if the folder is there."""
+    train = None if path is None else Path(path) / "train"
+    classes = len(_class_folders(train)) if train is not None and train.is_dir() else None
+    return Facts("folder", (3, image_size, image_size), classes)
 
 
 def check(*, path: str | None = None, image_size: int = SIZE_PX) -> None:

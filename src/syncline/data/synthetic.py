@@ -15,7 +15,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from syncline.data.base import DataSet, Indices, Labels, Samples, checked
+from syncline.data.base import DataSet, Facts, Indices, Labels, Samples, checked
 from syncline.seeds import seed_for
 
 SHAPE, CLASSES, SAMPLES = (3, 32, 32), 10, 50_000
@@ -80,6 +80,17 @@ def load(
     train = Synthetic(sample_shape, classes, 0, samples, seed)
     test = Synthetic(sample_shape, classes, samples, max(1, samples // 5), seed)
     return DataSet("synthetic", train, test, sample_shape, classes)
+
+
+def describe(
+    *,
+    sample_shape: tuple[int, ...] = SHAPE,
+    classes: int = CLASSES,
+    samples: int = SAMPLES,
+    seed: int = 0,
+) -> Facts:
+    """Return the samples' shape and classes."""
+    return Facts("synthetic", tuple(sample_shape), classes)
 
 
 def check(

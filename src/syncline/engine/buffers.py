@@ -7,7 +7,7 @@ With one shard this is what a plain loop does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,6 +34,16 @@ def load_flat_buffers(model: nn.Module, flat: torch.Tensor) -> None:
             at += buffer.numel()
 
 
+def sum_type(dtype: torch.dtype, shards: int) -> torch.dtype:
+    """Return the type in which running statistics are summed over shards.
+
+    The mean of equal values must be that value: a norm layer in `eval()` keeps its statistics. In
+    float32 it is, if the number of shards is a power of two; in float64 it is for any number.
+    """
+    is_power_of_two = shards & (shards - 1) == 0
+    return dtype if is_power_of_two else torch.float64
+
+
 def find_statistics(model: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the running statistics of a model's norm layers, and their counters of batches."""
     statistics, counters, _ = find_homes(model)
@@ -51,9 +61,20 @@ class Kept(NamedTuple):
 class Buffers:
     """The buffers of a model: statistics in new flat memory, the others where they are."""
 
-    def __init__(self, model: nn.Module, comm: Communicator, spread: Spread) -> None:
-        """`comm` and `spread` are those of the ranks that take each step together."""
+    def __init__(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        spread: Spread,
+        others: Callable[[], Iterable[Buffers]] = tuple,
+    ) -> None:
+        """`comm` and `spread` are those of the ranks that take each step together.
+
+        `others` returns the objects that hold buffers already: a model with two optimizers has two,
+        and the first holds its buffers.
+        """
         self._model = model
+        self._others = others
         self._norms: list[Home] = []
         self._counter_homes: list[Home] = []
         self._other_homes: list[Home] = []
@@ -76,7 +97,7 @@ class Buffers:
         """
         pairs = zip(self._norms, self._start_norms(), strict=True)
         started = {home.key: value for home, value in pairs}
-        self._norms, counters, others = find_homes(self._model)
+        self._norms, counters, others = self._find_homes()
         self._find_small(counters, others)
         self.statistics: Partials | None = None
         self._seen_norms = []
@@ -90,7 +111,8 @@ class Buffers:
                 "be averaged together. Cast them to one type before the first step."
             )
         total = sum(buffer.numel() for buffer in buffers)
-        self.statistics = allocate_sums(comm, total, dtype, spread, 1.0 / spread.shards)
+        summed = sum_type(dtype, spread.shards)
+        self.statistics = allocate_sums(comm, total, summed, spread, 1.0 / spread.shards)
         self._current = torch.empty(total, dtype=dtype)
         self._start = torch.empty(total, dtype=dtype)
         self._places = []
@@ -105,6 +127,16 @@ class Buffers:
             at += buffer.numel()
         self._seen_norms = _seen([home.value() for home in self._norms])
 
+    def _find_homes(self) -> list[list[Home]]:
+        """Return the homes of statistics, counters and others that no other object holds."""
+        held = {home.key for other in self._others() for home in other.homes}
+        return [[home for home in kind if home.key not in held] for kind in find_homes(self._model)]
+
+    @property
+    def homes(self) -> list[Home]:
+        """Where the buffers are that this object holds."""
+        return [*self._norms, *self._small_homes]
+
     def _find_small(self, counters: list[Home], others: list[Home]) -> None:
         """Set the buffers that are not statistics. What `begin_step` kept of them stays."""
         kept = zip(self._small_homes, self._start_small, strict=True)
@@ -118,7 +150,7 @@ class Buffers:
 
     def find_new(self) -> str | None:
         """Find buffers of layers that were added; return the name of a new statistic, if any."""
-        statistics, counters, others = find_homes(self._model)
+        statistics, counters, others = self._find_homes()
         known = {home.key for home in self._norms}
         new = [home.full_name for home in statistics if home.key not in known]
         self._find_small(counters, others)
@@ -172,9 +204,14 @@ class Buffers:
 
     @property
     def has_changed(self) -> bool:
-        """Say whether anything wrote buffers since the start of the step."""
-        norms = [home.value() for home in self._norms]
-        return self.has_changed_others or _have_changed(norms, self._seen_norms)
+        """Say whether anything wrote buffers since the start of the step.
+
+        Statistics are compared by value: forward writes them without counting a version.
+        """
+        if self.has_changed_others or (self._norms and not torch.equal(self._current, self._start)):
+            return True
+        pairs = zip(self._counters, self._start_small, strict=False)
+        return any(not torch.equal(counter, start) for counter, start in pairs)
 
     def counts(self) -> list[float]:
         """Return how many batches each norm layer has seen."""
@@ -189,7 +226,7 @@ class Buffers:
 
     def start_values(self) -> dict[str, torch.Tensor]:
         """Return the buffers from which every shard of the step starts, by name."""
-        homes = [*self._norms, *self._small_homes]
+        homes = self.homes
         values = [*self._start_norms(), *self._start_small]
         return {home.full_name: value for home, value in zip(homes, values, strict=True)}
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
+from itertools import pairwise
 
 import msgspec
 import torch
@@ -33,12 +34,18 @@ from syncline.engine.waiting import ThreadEvent
 from syncline.perf.trace import TaskId
 
 
-def start_from_rank_0(model: nn.Module, comm: Communicator, lane: Lane) -> None:
-    """Give every rank rank 0's parameters and buffers. Every rank calls it."""
+def start_from_rank_0(
+    model: nn.Module, comm: Communicator, lane: Lane, held: Set[int] = frozenset()
+) -> None:
+    """Give every rank rank 0's parameters and buffers. Every rank calls it.
+
+    Those in `held`, by id, have been given: the model has another optimizer as well.
+    """
     root = comm.ranks.index(min(comm.ranks))
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
-            lane.call(comm.broadcast, tensor.detach(), root)
+            if id(tensor) not in held:
+                lane.call(comm.broadcast, tensor.detach(), root)
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -58,10 +65,26 @@ def agree_on_facts(
     """Return rank 0's facts. Every rank calls it, on the comm lane."""
     used = {slot.number for slot in gradients.slots if slot.fired}
     order, idle = order_of(first_use, used, len(gradients.slots))
-    times = plan.times_for(lambda: tuple(gradients.backward_s().items()))
+    times = plan.times_for(lambda: tuple(_backward_s(gradients).items()))
     mine = Facts(tuple(order), tuple(idle), os.cpu_count() or 1, times)
     everybody = exchange_bytes(comm, msgspec.json.encode(mine))
     return msgspec.json.decode(everybody[comm.ranks.index(min(comm.ranks))], type=Facts)
+
+
+def _backward_s(gradients: Gradients) -> dict[str, float]:
+    """Return the seconds of backward by layer, from the first step's arrival times.
+
+    It is not known when the first layer's backward began: that layer gets the second's time.
+    """
+    found: dict[str, float] = {}
+    arrivals, slots = gradients.arrivals, gradients.slots
+    for (_, before_s), (number, now_s) in pairwise(arrivals):
+        layer = slots[number].name.rpartition(".")[0]
+        found[layer] = found.get(layer, 0.0) + now_s - before_s
+    if arrivals:
+        first = slots[arrivals[0][0]].name.rpartition(".")[0]
+        found.setdefault(first, next(iter(found.values()), 0.0))
+    return found
 
 
 def describe_settings(strategy: Strategy) -> list[str]:
@@ -81,6 +104,9 @@ class RealTiming:
         self.note: Callable[[str, int, int], None] = _note_nothing
         if control is not None:
             self.note = control.progress.write
+
+    def waited_since(self, started: float) -> float:
+        return time.perf_counter() - started
 
     def waited_for(self) -> tuple[TaskId, ...]:
         return ()
@@ -124,6 +150,7 @@ class LaidOutModel:
         private: bool,
     ) -> None:
         """Put parameters and gradients into flat memory. Every rank calls it, on the comm lane."""
+        self.reach = find_reach(self.optimizer)  # again: the model may have been cast since
         order = [self.slots[number].size() for number in facts.order]
         idle = [self.slots[number].size(is_used=False) for number in facts.idle]
         self.layout = lay_out(

@@ -145,6 +145,12 @@ class ChangesOutside:
                 f"updated on each rank alone. {_ANEW}"
             )
         if self._find_held() != self._held:
+            known = set(map(id, self._known))
+            if known.issuperset(map(id, self._list_held())):
+                raise UsageError(
+                    "parameters were moved between the optimizer's groups, or taken out of them, "
+                    f"after distribute(), but ranks update strips by the groups of then. {_ANEW}"
+                )
             raise UsageError(
                 "the optimizer got new parameters after distribute(): they would be updated on "
                 f"each rank alone. {_ANEW}"
@@ -207,8 +213,13 @@ class ChangesOutside:
 
     # Which parameters there are.
 
+    def _list_held(self) -> list[Any]:
+        return list(chain.from_iterable(map(_params, self._optimizer.param_groups)))
+
     def _find_held(self) -> list[int]:
-        return list(map(id, chain.from_iterable(map(_params, self._optimizer.param_groups))))
+        """Return the ids of the optimizer's parameters, then the lengths of its groups."""
+        lists = list(map(_params, self._optimizer.param_groups))
+        return [*map(id, chain.from_iterable(lists)), *map(len, lists)]
 
     def _find_structure(self) -> list[int]:
         return list(map(id, chain.from_iterable(map(dict.values, self._holders))))

@@ -76,10 +76,17 @@ def num_blocks(slot: Slot) -> int:
 
 def block_squares(values: torch.Tensor) -> torch.Tensor:
     """Return the sum of squares of each block of a piece, in float64, the same for any cut."""
-    whole = values.numel() // BLOCK_ELEMENTS * BLOCK_ELEMENTS
+    parts = torch.view_as_real(values).view(-1) if values.is_complex() else values
+    block = BLOCK_ELEMENTS * (2 if values.is_complex() else 1)
+    whole = parts.numel() // block * block
     sums = []
     if whole:
-        sums.append(values[:whole].view(-1, BLOCK_ELEMENTS).double().square_().sum(dim=1))
-    if whole < values.numel():
-        sums.append(values[whole:].double().square_().sum().view(1))
+        sums.append(_squares(parts[:whole].view(-1, block)).sum(dim=1))
+    if whole < parts.numel():
+        sums.append(_squares(parts[whole:]).sum().view(1))
     return torch.cat(sums)
+
+
+def _squares(values: torch.Tensor) -> torch.Tensor:
+    """Return the squares in float64, always in new memory: float64 gradients stay as they are."""
+    return values.to(torch.float64, copy=True).square_()

@@ -28,6 +28,7 @@ from syncline.engine.gradients import Gradients
 from syncline.engine.lane import Lane
 from syncline.engine.memory import open_shard
 from syncline.engine.optimizer import idle_copy, snapshot
+from syncline.engine.optimizer_trial import counter_of
 from syncline.engine.parameters import Guarded, Watched, become, put_grad, raw_grad
 from syncline.engine.refusals import (
     refuse_gradient_after_clipping,
@@ -71,12 +72,10 @@ class ComputeLane:
         """Called with the step's number when its gradients are complete."""
         self.alike = Alike(share.step.comm.size)
         """What the ranks must have done alike when the next step comes."""
-        self._optimizer = optimizer
-        self._strategy = strategy
-        self._idle_optimizer = idle_copy(optimizer)
+        self._optimizer, self._strategy = optimizer, strategy
+        self._idle_optimizer, self._count = idle_copy(optimizer), counter_of(optimizer)
         self._of_shards = SettingsOfShards()
-        self._slots = slots
-        self._share = share
+        self._slots, self._share = slots, share
         self._last_shard = share.mine[-1] if share.mine else 0
         self._buffers = buffers
         self._early, self._outside = early, outside
@@ -172,6 +171,7 @@ class ComputeLane:
                 self._built.exchange_inline(self.step_number, flags, settings)
                 if self._outside.has_changed:
                     self.waiting.give_back_loaded()
+            self._count(settings)
             self._begin_next_step()
         self._outside.raise_versions()
         return (self._idle_optimizer,), instead
@@ -197,7 +197,7 @@ class ComputeLane:
             return
         self._close_backward()
         self.send_ready()
-        self.gradients.is_sent = True
+        self.gradients.end()
 
     def send_ready(self) -> None:
         """Give the comm lane the buckets that are complete."""

@@ -192,6 +192,22 @@ class Gradients:
         self._restore_buffers(shard)
         open_shard(self.buckets, shard)
 
+    def end_later_pass(self) -> None:
+        """Drop what forward wrote into buffers in a pass over the shards after the step's own.
+
+        Each shard has written other values, and no step averages them.
+        """
+        if self._has_gradient():
+            return
+        for bucket in self.buckets[:1]:
+            if bucket.is_in_flight:
+                self._wait(bucket)
+        self._kept = {}
+        self.shard = self.mine[0]
+        with torch.no_grad():
+            self._buffers.begin_shard()
+        open_shard(self.buckets, self.shard)
+
     def _restore_buffers(self, shard: int) -> None:
         kept = self._kept.pop(shard, None)
         if kept is None:
@@ -304,8 +320,16 @@ class Gradients:
             slot.is_taken = False
         open_shard(self.buckets, shard)
 
+    def end(self) -> None:
+        """Note that all gradients of this step were taken: `.grad` has no part in it any more."""
+        self.is_sent = True
+        for slot in () if self.sends_in_backward else self.slots:
+            become(slot.parameter, GradientTaken)
+
     def begin_step(self) -> None:
         """Expect the gradients of the next step."""
+        for slot in self.slots if self.is_sent and not self.sends_in_backward else ():
+            become(slot.parameter, Guarded)
         self.is_sent = self.is_between = self._is_flat = False
         self.num_closed = 0
         if self.spent.zeros:
@@ -322,17 +346,3 @@ class Gradients:
     def tell_loss(self, loss: float) -> None:
         """Send the current shard's loss with the step's flags."""
         self.losses[self._order.index(self.shard)] = loss
-
-    def backward_s(self) -> dict[str, float]:
-        """Return the seconds of backward by layer, from the first step's arrival times.
-
-        It is not known when the first layer's backward began: that layer gets the second's time.
-        """
-        found: dict[str, float] = {}
-        for (_, before_s), (number, now_s) in zip(self.arrivals, self.arrivals[1:], strict=False):
-            layer = self.slots[number].name.rpartition(".")[0]
-            found[layer] = found.get(layer, 0.0) + now_s - before_s
-        if self.arrivals:
-            first = self.slots[self.arrivals[0][0]].name.rpartition(".")[0]
-            found.setdefault(first, next(iter(found.values()), 0.0))
-        return found

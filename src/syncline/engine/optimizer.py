@@ -90,6 +90,25 @@ def idle_copy(optimizer: Optimizer) -> Optimizer:
     return idle
 
 
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a group that are new, or not what they were."""
+    return {
+        key: value
+        for key, value in now.items()
+        if key != "params" and (key not in before or bool(before[key] != value))
+    }
+
+
+def count_in_groups(optimizer: Optimizer, settings: ParamGroups) -> None:
+    """Change the groups' settings as the optimizer's own `step()` does, without parameters."""
+    clone = clone_for(optimizer, [()] * len(settings), settings)
+    inspect.unwrap(type(optimizer).step)(clone)
+    for group, before, now in zip(
+        optimizer.param_groups, settings, clone.param_groups, strict=True
+    ):
+        group.update(changed_settings(before, now))
+
+
 @dataclass(eq=False)
 class Run:
     """A stretch of a strip that is updated at once, and the parameters' pieces in it."""

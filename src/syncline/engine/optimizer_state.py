@@ -53,7 +53,7 @@ class OptimizerState:
         self._control = control
         self._lane = lane
         self._compute = compute
-        self._reach = model.reach
+        self._model = model
         self._buckets: Sequence[Bucket] = ()
         self._whole: Whole | None = None
         self._is_open = False
@@ -220,7 +220,7 @@ class OptimizerState:
         settings = snapshot(self._optimizer)
         for mine, loaded in zip(settings, groups, strict=False):
             mine.update({key: value for key, value in loaded.items() if key != "params"})
-        return StateShape(self._optimizer, self._reach, settings)
+        return StateShape(self._optimizer, self._model.reach, settings)
 
     def _before_load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         if not is_torch_format(state_dict):

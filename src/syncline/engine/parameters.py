@@ -209,13 +209,18 @@ class UsedUp(Watched):
         _set_grad(self, value)
 
 
+def refuse_between() -> UsageError:
+    """Return the error for a read between a `step()` that ended a shard and the next batch."""
+    return UsageError(_BETWEEN)
+
+
 class BetweenShards(UsedUp):
     """A parameter that other ranks would have updated by now, had each one shard a step."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not _reads_no_value(func):
-            raise UsageError(_BETWEEN)
+            raise refuse_between()
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs or {})
 
@@ -289,8 +294,13 @@ def _plain_copy(parameter: Parameter, memo: dict[int, Any]) -> Parameter:
     return copied
 
 
+def is_plain_kind(parameter: Parameter) -> bool:
+    """Say whether a parameter is torch's own kind, whose class may be changed in place."""
+    return type(parameter) in _KINDS
+
+
 def become(parameter: Parameter, kind: type[Parameter]) -> None:
-    """Change a parameter's class in place. Other subclasses (DTensor) are not changed."""
+    """Change a parameter's class in place. Classes of the user's are refused before."""
     if type(parameter) in _KINDS:
         parameter.__class__ = kind
 

@@ -31,6 +31,7 @@ from syncline.engine.build import (
     describe_settings,
     start_from_rank_0,
 )
+from syncline.engine.compiled import CompiledForward, compiled_in
 from syncline.engine.compute import ComputeLane
 from syncline.engine.early import EarlyUpdates, why_not_early
 from syncline.engine.flags import Flags
@@ -70,6 +71,13 @@ class Options:
     total_steps: int | None = None
     """How many steps the run has; None if that is not known, as in a user's own loop."""
     check_every: int | None = None
+
+
+def _held() -> set[int]:
+    """Return the ids of parameters and buffers that are distributed already."""
+    parameters = {id(slot.parameter) for one in _attached for slot in one.slots}
+    homes = (home for one in _attached for home in one.buffers.homes)
+    return parameters | {id(home.value()) for home in homes}
 
 
 class Parts:
@@ -119,12 +127,12 @@ class Parts:
         with comm.traffic.apart():
             self.share = share = lane.call(Share, plan, comm)
             lane.call(compare_models, model, comm)
-            start_from_rank_0(model, comm, lane)
+            start_from_rank_0(model, comm, lane, _held())
         why_not = why_not_early(
             optimizer, plan, share.step.comm, overlap=self.overlap, private=private
         )
         self.early = EarlyUpdates(why_not if options.early else "early=False")
-        self.buffers = Buffers(model, share.step.comm, share.step.spread)
+        self.buffers = Buffers(model, share.step.comm, share.step.spread, self._other_buffers)
         self.guards = Guards(
             *(model, found, optimizer, self.buffers, share.step.comm, plan),
             private=private,
@@ -150,7 +158,13 @@ class Parts:
         self.handles = [*watched, *self.state.hook()]
         """Of the hooks on the user's objects."""
         self.handles.append(optimizer.register_step_pre_hook(self.compute.before_step))
+        for module in compiled_in(model):
+            self.handles += CompiledForward(module, self.compute.synchronize).hook()
         _attached.add(self)
+
+    def _other_buffers(self) -> list[Buffers]:
+        """Return the buffers of other models, or of this one with another optimizer."""
+        return [other.buffers for other in _attached if other is not self]
 
     @property
     def root(self) -> nn.Module:

@@ -10,8 +10,10 @@ from torch import nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from syncline.comm.base import each_element_once
 from syncline.contract import Plan
-from syncline.engine.bucket import Slot
+from syncline.engine.bucket import Slot, is_dense
+from syncline.engine.parameters import is_plain_kind
 from syncline.errors import UsageError
 
 
@@ -67,9 +69,88 @@ def refuse_devices(model: nn.Module) -> None:
                 )
 
 
+def refuse_unknown_kinds(model: nn.Module) -> None:
+    """Refuse modules and parameters that cannot be watched, or have no shape yet."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UsageError(
+                f"module {name or type(module).__name__} was made by torch.jit, whose code reads "
+                "parameters unseen, while they may be on their way. Use the module that it was "
+                "made from, or torch.compile; a module that is not trained may stay outside the "
+                "model."
+            )
+    for kind, tensors in (
+        ("parameter", model.named_parameters()),
+        ("buffer", model.named_buffers()),
+    ):
+        for name, tensor in tensors:
+            if torch.nn.parameter.is_lazy(tensor):
+                raise UsageError(
+                    f"{kind} {name} of a lazy module has no shape yet, but ranks lay out memory by "
+                    "shapes. Call the model once on a batch before distribute()."
+                )
+            if kind == "buffer" and tensor.layout is not torch.strided:
+                raise UsageError(
+                    f"buffer {name} is sparse ({tensor.layout}), but ranks compare and exchange "
+                    "dense buffers. Make it an attribute of the module that is no buffer, or dense."
+                )
+
+
+def refuse_subclass(slots: Sequence[Slot]) -> None:
+    """Refuse parameters of a class of their own: a strip's optimizer would not see it."""
+    for slot in slots:
+        if not is_plain_kind(slot.parameter):
+            raise UsageError(
+                f"parameter {slot.name} is a {type(slot.parameter).__name__}, but ranks update "
+                "strips of plain parameters, and what the class adds would be lost. Use "
+                "torch.nn.Parameter."
+            )
+
+
+def refuse_shared_memory(model: nn.Module, slots: Sequence[Slot]) -> None:
+    """Refuse a trained parameter whose memory is also that of another parameter or a buffer."""
+    trained = {id(slot.parameter) for slot in slots}
+    named = [*model.named_parameters(), *model.named_buffers()]
+    begun: list[tuple[int, str, torch.Tensor]] = []
+    """Tensors that begin before the present one, each with the end of its memory."""
+    for start, name, tensor in sorted((t.data_ptr(), name, t) for name, t in named if t.numel()):
+        begun = [other for other in begun if other[0] > start]
+        for _, before, other in begun:
+            is_trained = id(tensor) in trained or id(other) in trained
+            if is_trained and _share_elements(other, tensor):
+                raise UsageError(
+                    f"{before} and {name} share memory, but are not one parameter: ranks would "
+                    "give each memory of its own, and they would part. To tie them, assign the "
+                    "parameter itself (a.weight = b.weight), not its .data; else clone one of them."
+                )
+        begun.append((start + _extent(tensor) * tensor.element_size(), name, tensor))
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Return how many elements of memory a tensor covers, holes included."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((length - 1) * stride for length, stride in pairs)
+
+
+def _share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Say whether two tensors whose ranges of memory overlap have elements in common."""
+    if (is_dense(one) and is_dense(other)) or one.dtype != other.dtype:
+        return True
+    first = min(one.storage_offset(), other.storage_offset())
+    ends = [tensor.storage_offset() - first + _extent(tensor) for tensor in (one, other)]
+    covered = torch.zeros(max(ends), dtype=torch.bool)
+    one_place, its_place = (
+        covered.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() - first)
+        for tensor in (one, other)
+    )
+    each_element_once(one_place).fill_(True)
+    return bool(its_place.any())
+
+
 def find_parameters(model: nn.Module, optimizer: Optimizer, accumulate: int) -> Found:
     """Return a slot for every parameter to be trained; refuse what cannot be right."""
     refuse_devices(model)
+    refuse_unknown_kinds(model)
     names = {id(p): name for name, p in model.named_parameters()}
     held = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter in held:
@@ -90,6 +171,8 @@ def find_parameters(model: nn.Module, optimizer: Optimizer, accumulate: int) -> 
     if not order:
         raise UsageError("the optimizer holds no parameter that needs a gradient")
     slots = [Slot(names[id(p)], p, number, expected=accumulate) for number, p in enumerate(order)]
+    refuse_subclass(slots)
+    refuse_shared_memory(model, slots)
     return Found(slots, [p for p in held if id(p) not in trained])
 
 

@@ -43,6 +43,9 @@ class Timing(Protocol):
     def note(self, phase: str, bucket: int, step: int) -> None:
         """Note that a hook begins on the comm lane; `bucket` is -1 if it belongs to none."""
 
+    def waited_since(self, started: float) -> float:
+        """Return how long the compute lane has waited for ranks that are still there."""
+
     def waited_for(self) -> tuple[TaskId, ...]:
         """Return the known tasks of other ranks that the current hook waited for."""
 
@@ -176,7 +179,7 @@ class Steps:
                 self._lane.submit(self._flags.write, flags)
         self._submit_step(number, settings, has_flags=flags is not None)
         self._lane.drain()
-        self.waited_s += self._now() - started
+        self.waited_s += self._timing.waited_since(started)
         for bucket in self._buckets:
             bucket.is_in_flight = False
 
@@ -211,7 +214,7 @@ class Steps:
                 recorder.pause()
             started = self._now()
             ready.wait_for(lambda: f"step {bucket.step + 1}: forward waits for {bucket.index}")
-            self.waited_s += self._now() - started
+            self.waited_s += self._timing.waited_since(started)
             if recorder is not None:
                 recorder.waited(bucket.index, bucket.step, started)
         self._lane.check()

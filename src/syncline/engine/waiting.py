@@ -16,6 +16,7 @@ from torch.nn import Parameter
 
 from syncline.engine.bucket import Bucket, Slot
 from syncline.engine.buffers_in_flight import BuffersInFlight
+from syncline.engine.compiled import compiled_in
 from syncline.engine.early import EarlyUpdates
 from syncline.engine.first_use import FirstUse, owners_of
 from syncline.engine.parameters import InFlight, UsedUp, Watched, become, waiters
@@ -84,13 +85,11 @@ class Waiting:
         return UsedUp if self._spent.is_on else Watched
 
     def _hook_modules(self) -> Iterator[Any]:
-        if getattr(self._model, "_orig_mod", None) is not None:
-            # Hooks inside would be traced: one pre-hook of the compiled module waits for all.
-            yield self._model.register_forward_pre_hook(lambda module, args: self.synchronize())
-            return
+        # Hooks inside a compiled module would be compiled: `CompiledForward` waits there.
+        compiled = {id(one) for module in compiled_in(self._model) for one in module.modules()}
         for module, numbers in owners_of(self._model, self._parameters):
             keeps_buffers = any(True for _ in module.buffers(recurse=False))
-            if numbers or keeps_buffers:
+            if (numbers or keeps_buffers) and id(module) not in compiled:
                 yield module.register_forward_pre_hook(self._make_pre_hook(numbers))
 
     def _make_pre_hook(self, numbers: list[int]) -> Callable[..., None]:

@@ -60,6 +60,7 @@ def derive(
         sizes,
         sum(buffer.numel() for buffer in statistics),
         len(counters),
+        batch,
     )
 
 

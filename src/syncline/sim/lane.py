@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from syncline.comm.virtual import Endpoint
+from syncline.comm.virtual_endpoint import Endpoint
 from syncline.virtual.clock import Clock, Process, Signal
 
 

@@ -6,6 +6,7 @@ so the weights are those of a real run, bit for bit.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -50,7 +51,10 @@ class Learning:
         self.parameters = dict(self.model.named_parameters())
         self.first = {name: value.detach().clone() for name, value in self.parameters.items()}
         self.first_buffers = [buffer.clone() for buffer in self.model.buffers()]
-        self.losses: dict[int, float] = {}
+        self._losses: dict[int, dict[tuple[int, ...], float]] = {}
+        """By step: the mean loss of the shards of each group of ranks that step together."""
+        self.evaluated: dict[int, tuple[float, float | None, float | None]] = {}
+        """By number of steps: time, test loss and accuracy."""
         self.autograd_s = 0.0
         """Time spent in forward and backward."""
         self.used_by: object = None
@@ -80,6 +84,22 @@ class Learning:
 
     def digest(self) -> str:
         return checkpoint.digest_of(self.model.state_dict())
+
+    def note_loss(self, step: int, shards: Sequence[int], loss: float) -> None:
+        """Note the mean loss of some shards of a step; each of their ranks does."""
+        if shards:
+            self._losses.setdefault(step, {})[tuple(shards)] = loss
+
+    def losses(self) -> list[float]:
+        """Return the mean loss of each step, over the shards of all ranks that took it."""
+        found: list[float] = []
+        for _, by_shards in sorted(self._losses.items()):
+            if len(by_shards) == 1:
+                found += by_shards.values()  # as it is: a mean could change its last bit
+            else:
+                total = math.fsum(len(shards) * loss for shards, loss in by_shards.items())
+                found.append(total / sum(map(len, by_shards)))
+        return found
 
     def evaluate(self) -> tuple[float | None, float | None]:
         """Return test loss and accuracy of the model as it is now, summed as in a real run."""
@@ -138,6 +158,18 @@ class RankLearner:
             for bucket, values in zip(rank.buckets, whole.buckets, strict=True):
                 bucket.parameters.memory.mine.copy_(values)
             load_flat_buffers(self.borrow(), whole.buffers)
+
+    def evaluate(self, rank: VirtualRank, done: int, whole: WholeValues | None) -> None:
+        model = self.borrow()
+        kept = None
+        if whole is not None:
+            mine = [bucket.parameters.memory.mine.clone() for bucket in rank.buckets]
+            kept = WholeValues(mine, flat_buffers(model))
+            self.load(rank, whole)
+        now_s = rank.world.clock.now_s
+        self._learning.evaluated[done] = (now_s, *self._learning.evaluate())
+        if kept is not None:
+            self.load(rank, kept)
 
     def borrow(self) -> nn.Module:
         """Point the model object at this rank's parameters and buffers, and return it."""
@@ -207,7 +239,8 @@ class RankLearner:
 
         Other ranks may borrow the model while this rank waits for a broadcast.
         """
-        self._learning.losses[self._step] = statistics.fmean(self._flags.losses)
+        loss = statistics.fmean(self._flags.losses)
+        self._learning.note_loss(self._step, self._share.step.shards, loss)
         self._step += 1
         self.borrow()
         for _ in self._buffers.end_step(comm, others_changed):

@@ -7,17 +7,14 @@ the moment when forward reads its last bucket.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from syncline.comm.base import Communicator, Partials
 from syncline.comm.virtual import VirtualWorld
 from syncline.contract import (
     ParamGroups,
-    Plan,
     Saved,
     Strategy,
     Whole,
@@ -30,77 +27,13 @@ from syncline.engine.layout import Layout, cut, lay_out
 from syncline.engine.memory import make_buckets, open_shard, shapes_of
 from syncline.engine.share import Share
 from syncline.engine.steps import Steps
-from syncline.faults import Conditions
+from syncline.perf.pace import RankSteps
 from syncline.perf.trace import Recorder
 from syncline.sim.lane import VirtualLane
+from syncline.sim.learner import Learner
+from syncline.sim.setting import Setting
 from syncline.sim.sizes_only import SizesOnly
 from syncline.sim.timing import TimedOptimizer, VirtualTiming
-from syncline.sizes import Size
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The facts that all ranks of a simulation share."""
-
-    plan: Plan
-    sizes: tuple[Size, ...]
-    """In the order of first use; unused parameters last."""
-    times_s: Mapping[int, tuple[float, float]]
-    """Forward and backward seconds of one shard, by the parameter whose use they belong to."""
-    backward_s: tuple[tuple[str, float], ...]
-    """Seconds of backward by layer, for rules that choose buckets by time."""
-    steps: int
-    overlap: bool
-    bucket_bytes: int
-    cores: int
-    """Cores of a machine."""
-    input_s: float = 0.0
-    num_told: int = 0
-    """How many numbers workers tell ranks that only serve: settings and counters."""
-    num_statistics: int = 0
-    """Numbers in the running statistics of norm layers."""
-    clips: bool = False
-    """Whether gradients are clipped."""
-    inside_parameters: bool = True
-    """Whether the optimizer may update a part of a parameter."""
-    conditions: Conditions = field(default_factory=Conditions)
-
-
-class Learner(Protocol):
-    """Does one rank's arithmetic: the same as a real rank's, on the same data."""
-
-    @property
-    def statistics(self) -> Partials | None:
-        """Running statistics of norm layers, to be averaged over shards."""
-
-    def lay_out(self, rank: VirtualRank) -> None:
-        """Write the initial parameters into the buckets."""
-
-    def optimizer_of(
-        self, bucket: Bucket, parameters: torch.Tensor, gradient: torch.Tensor, low: int, high: int
-    ) -> StripOptimizer:
-        """Return the optimizer of a strip."""
-
-    def compute(self, rank: VirtualRank, step: int, shard: int) -> None:
-        """Run forward and backward of one shard; leave the gradients in the buckets."""
-
-    def flat_buffers(self) -> torch.Tensor:
-        """Return a copy of all buffers, flat."""
-
-    def settings(self, step: int) -> ParamGroups:
-        """Return the optimizer's settings in a step."""
-
-    def flags(self) -> list[float]:
-        """Return this rank's flags of a step: see `engine/flags.py`."""
-
-    def clip(self, rank: VirtualRank) -> None:
-        """Clip the gradient, on the comm lane."""
-
-    def end_step(self, comm: Communicator, others_changed: bool) -> Iterator[None]:
-        """Set the averaged statistics and shard 0's other buffers."""
-
-    def load_counts(self, told: Sequence[float]) -> None:
-        """Set norm layers' counts of batches, on a rank that only serves."""
 
 
 class VirtualRank:
@@ -130,10 +63,18 @@ class VirtualRank:
         self.buckets: Sequence[Bucket] = ()
         self.total_steps: int | None = setting.steps
         self.comm = world.communicator(number)
+        self.began_s = 0.0
+        """When this rank began its first step."""
         self.step_ends_s: list[float] = []
         self.ended_s = 0.0
         self.whole: WholeValues | None = None
         """The parameters that represent the run, if ranks hold different ones."""
+        self.gathered_s = 0.0
+        """When they were gathered: what ranks had sent by then has arrived."""
+        self.sent_bytes_at: dict[int, int] = {}
+        """Bytes that this rank had sent in steps, by the number of steps after evaluations."""
+        self._evaluates_at: int | None = None
+        """How many steps were taken, if an evaluation waits until all parameters are there."""
         self.on_step: Callable[[int], None] = lambda step: None
         self.share = Share(setting.plan, self.comm)
         self._sizes_only: SizesOnly | None = None
@@ -154,7 +95,7 @@ class VirtualRank:
             inner = self.learner.optimizer_of(bucket, parameters, gradient, low, high)
         size_bytes = (high - low) * bucket.dtype.itemsize
         seconds = size_bytes / self.world.cluster.update_bytes_per_s
-        return TimedOptimizer(self.world.clock, inner, seconds)
+        return TimedOptimizer(self._me.turns, inner, seconds)
 
     def flat_buffers(self) -> torch.Tensor:
         """Return a copy of all buffers, flat."""
@@ -233,9 +174,15 @@ class VirtualRank:
             self._lane.submit(self._build)
             self._lane.submit(self._start)
             self._lane.drain()
+        self.began_s = self._clock.now_s
         if not self.share.mine and self.share.is_served:
             for step in range(setting.steps):
                 self._serve_step(step)
+                if setting.is_evaluated(step + 1):
+                    self._note_bytes(step + 1)
+        elif not self.share.mine:
+            for done in filter(setting.is_evaluated, range(setting.steps)):
+                self._evaluate_whole(done)
         for step in range(setting.steps if self.share.mine else 0):
             if conditions.dies(self.rank, step):
                 self._lane.stop()
@@ -249,27 +196,72 @@ class VirtualRank:
             self._step(step)
             self.step_ends_s.append(self._clock.now_s)
             self.on_step(step + 1)
-        for bucket in self.buckets:
-            if bucket.is_in_flight:
-                self.steps.wait(bucket)
+            if setting.is_evaluated(step + 1):
+                self._evaluate_whole(step + 1)
+        self._wait_for_all()
         self.ended_s = self._clock.now_s
         if self.learner is not None and self._whole is not None:
-            with self.comm.traffic.apart():
-                self._lane.submit(self._gather)
-                self._lane.drain()
+            self.whole = self._gather(setting.steps)
+            self.gathered_s = self._clock.now_s
+
+    def pace(self, samples: int) -> RankSteps:
+        """Return when this rank's steps ended; `samples` are those of a shard."""
+        is_whole = len(self.step_ends_s) == self.setting.steps
+        mine = samples * len(self.share.mine)
+        return RankSteps(self.began_s, self.step_ends_s, mine, is_whole)
 
     def report(self) -> dict[str, Any]:
         """Return the strategy's figures for the run's summary, as plain data."""
         return {} if self._whole is None else self._whole.report()
 
-    def _gather(self) -> None:
-        assert self._whole is not None
-        living = [one.rank for one in self.world.endpoints if not one.died]
-        self.whole = self._whole.gather(is_wanted=self.rank == min(living))
+    def _wait_for_all(self) -> None:
+        for bucket in self.buckets:
+            if bucket.is_in_flight:
+                self.steps.wait(bucket)
+
+    def _gather(self, done: int) -> WholeValues | None:
+        """Gather the parameters that represent the run, on the rank that evaluates them."""
+        found: list[WholeValues | None] = []
+
+        def gather() -> None:
+            assert self._whole is not None
+            found.append(self._whole.gather(is_wanted=self.rank == self.setting.evaluator(done)))
+
+        with self.comm.traffic.apart():
+            self._lane.submit(gather)
+            self._lane.drain()
+        return found[0]
+
+    def _evaluate_whole(self, done: int) -> None:
+        """Evaluate as a real run does: if ranks hold different parameters, all of them meet.
+
+        If they hold the same, nothing is waited for: when the next forward has read the last
+        bucket, this rank has all of them (`_evaluate_own`).
+        """
+        if self.learner is None:
+            return
+        if self._whole is None:
+            self._evaluates_at = done
+            return
+        self._wait_for_all()
+        self._note_bytes(done)
+        whole = self._gather(done)
+        if whole is not None:
+            self.learner.evaluate(self, done, whole)
+
+    def _evaluate_own(self) -> None:
+        done, self._evaluates_at = self._evaluates_at, None
+        if done is not None and self.learner is not None:
+            self._note_bytes(done)
+            if self.rank == self.setting.evaluator(done):
+                self.learner.evaluate(self, done, None)
+
+    def _note_bytes(self, done: int) -> None:
+        self.sent_bytes_at[done] = self.comm.traffic.step_bytes
 
     def _load(self, step: int) -> None:
         """Wait for the step's input, which is loaded during the previous step."""
-        input_s = self.setting.input_s
+        input_s = self.setting.input_s * len(self.share.mine)
         if input_s:
             started = self._clock.now_s
             self._loaded_s = max(started, self._loaded_s + input_s)
@@ -285,6 +277,7 @@ class VirtualRank:
                 if bucket.is_in_flight:
                     self.steps.wait(bucket)
                 self._spend("forward", bucket.index, step, forward_s * factor)
+            self._evaluate_own()
             if self.learner is not None:
                 self.learner.compute(self, step, shard)
             for bucket, (_, backward_s), is_idle in zip(
@@ -321,7 +314,7 @@ class VirtualRank:
         elif self._sizes_only is not None:
             self._lane.submit(self._sizes_only.clip)
         self._lane.drain()
-        self.steps.waited_s += self._clock.now_s - started
+        self.steps.waited_s += self._timing.waited_since(started)
 
     def _serve_step(self, step: int) -> None:
         """Take part in a step of the other ranks, on a rank that computes nothing."""

@@ -23,10 +23,12 @@ from syncline.engine.layout import Layout, Wishes, choose
 from syncline.engine.share import make_plan, world_of
 from syncline.errors import PeerGone, RankDied
 from syncline.faults import Conditions
+from syncline.perf.pace import samples_per_s_of
 from syncline.perf.trace import Recorder, Trace
-from syncline.result import RunResult
+from syncline.result import CurvePoint, RunResult
 from syncline.sim.learn import Learning, RankLearner
-from syncline.sim.rank import Setting, VirtualRank
+from syncline.sim.rank import VirtualRank
+from syncline.sim.setting import Setting
 from syncline.sim.sizes_only import WithoutNumbers
 from syncline.sizes import Size
 from syncline.strategies import make_strategy
@@ -35,20 +37,19 @@ from syncline.virtual.fast_link import FastLinks
 from syncline.virtual.link import Port
 from syncline.workload import Workload
 
-MOST_EXACT_RANKS = 8
-"""With exact links, a step of `server` on 8 ranks takes a second, on 16 ranks fifteen."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome(RunResult):
     """The result of a simulation. Times are virtual, except `wall_s` and `autograd_s`.
 
-    `step_s` is the median time from the end of a step to the end of the next, on the slowest rank.
+    `step_s` is the median time from the end of a step to the end of the next, over all ranks.
     """
 
     machines: int
+    batch: int
+    """Samples of a step, over all shards; shards, if the workload does not say its samples."""
     alone_s: float
-    """The base of speed-up: one rank that computes the whole batch, without communication."""
+    """The base of speed-up: one rank loads and computes the whole batch, without communication."""
     step_ends_s: tuple[float, ...]
     """When the slowest rank ended each step."""
     carried_bytes: dict[Port, float]
@@ -57,16 +58,20 @@ class Outcome(RunResult):
     trace: Trace
     places: Layout
     """How the parameters lie in buckets on rank 0."""
-    links: LinkModel = "exact"
-    """The model of links that was used: exact or fast."""
+    links: LinkModel
+    """The model of links that was used."""
     messages: tuple[list[Sent], ...] = ()
     """What each rank sent in its steps, in order, with `keeps_messages`."""
     losses: tuple[float, ...] = ()
+    """Mean training loss of each step, over all ranks."""
+    curve: tuple[CurvePoint, ...] = ()
+    """What evaluations found, the last one at the end of the run."""
     autograd_s: float = 0.0
 
     @property
     def speed_up(self) -> float:
-        return self.alone_s / self.step_s
+        """How many times as many samples a second as one rank alone."""
+        return self.samples_per_s * self.alone_s / self.batch
 
     @property
     def efficiency(self) -> float:
@@ -88,7 +93,7 @@ def simulate(
     num_settings: int = 0,
     clips: bool = False,
     keeps_messages: bool = False,
-    links: LinkModel = "auto",
+    links: LinkModel = "exact",
     on_step: Callable[[int], None] = lambda step: None,
 ) -> Outcome:
     """Run all ranks of a cluster through some steps; `workload` is one shard of one step.
@@ -96,21 +101,19 @@ def simulate(
     With `learning` the ranks compute on its data, otherwise only sizes are simulated; then
     `num_settings` is how many numbers the optimizer's settings have, and `clips` says whether
     gradients are clipped. `on_step` is called after every step of rank 0. `links` chooses the model
-    of links that messages share: "auto" is exact up to `MOST_EXACT_RANKS` ranks and where ranks
-    compute.
+    of links that messages share: with "fast" ones many ranks are simulated sooner, not exactly.
     """
     make = strategy if callable(strategy) else functools.partial(make_strategy, strategy)
     strategies = [make() for _ in range(cluster.ranks)]
     conditions = conditions or Conditions()
     conditions.check(cluster.ranks, cluster.machines)
     clock = Clock()
-    is_large = learning is None and cluster.ranks > MOST_EXACT_RANKS
     world = VirtualWorld(
         clock,
         cluster,
         learns=learning is not None,
         algorithm=algorithm,
-        has_fast_links=links == "fast" or (links == "auto" and is_large),
+        has_fast_links=links == "fast",
     )
     own = strategies[0].settings
     shards = shards or own.num_workers(cluster.ranks)
@@ -130,12 +133,13 @@ def simulate(
         overlap=overlap,
         bucket_bytes=bucket_bytes,
         cores=cluster.cores or cluster.ranks_per_machine,
-        input_s=workload.input_s,
+        input_s=workload.input_s * own.num_workers(cluster.ranks) / shards,
         num_told=(learning.num_settings if learning is not None else num_settings)
         + workload.num_counters,
         num_statistics=workload.num_statistics,
         clips=learning.clips if learning is not None else clips,
         inside_parameters=learning.inside_parameters if learning is not None else True,
+        evaluate_every=learning.job.run.evaluate_every if learning is not None else None,
         conditions=conditions,
     )
     for change in conditions.link_changes:
@@ -222,11 +226,15 @@ def _outcome(
         max(times[step] for times in (rank.step_ends_s for rank in ranks) if step < len(times))
         for step in range(max(len(rank.step_ends_s) for rank in ranks))
     ]
-    gaps = [end - start for start, end in itertools.pairwise(ends)]
+    gaps = [
+        end - start for rank in ranks for start, end in itertools.pairwise(rank.step_ends_s)
+    ] or [rank.step_ends_s[0] - rank.began_s for rank in ranks if rank.step_ends_s]
     update_s = workload.size_bytes / cluster.update_bytes_per_s
     compute_s = workload.forward_s + workload.backward_s
-    alone_s = shards * compute_s + update_s
-    total_s = sum(rank.ended_s for rank in ranks)
+    alone_s = max(shards * compute_s + update_s, shards * setting.input_s)
+    samples = workload.samples or 1
+    at_work = [r for r in ranks if r.share.mine and not world.endpoints[r.rank].died]
+    total_s = sum(rank.ended_s for rank in at_work)
     carried = world.links.carried
     found: dict[str, object] = {}
     if learning is not None:
@@ -237,9 +245,12 @@ def _outcome(
         if first.whole is not None:
             learner.load(first, first.whole)
         test_loss, accuracy = learning.evaluate()
+        ended_s = first.gathered_s or max(rank.ended_s for rank in at_work)
+        learning.evaluated[steps] = (ended_s, test_loss, accuracy)
         found = {
-            "losses": (losses := tuple(learning.losses[k] for k in sorted(learning.losses))),
+            "losses": (losses := tuple(learning.losses())),
             "loss": losses[-1],
+            "curve": tuple(_points(learning, ranks, losses, samples)),
             "test_loss": test_loss,
             "accuracy": accuracy,
             "weights_sha256": learning.digest(),
@@ -255,9 +266,11 @@ def _outcome(
         machines=cluster.machines,
         shards=shards,
         steps=steps,
-        step_s=statistics.median(gaps) if gaps else ends[0],
-        alone_s=max(alone_s, workload.input_s),
-        exposed_communication=sum(rank.steps.waited_s for rank in ranks) / total_s
+        batch=samples * shards,
+        step_s=statistics.median(gaps) if gaps else 0.0,
+        samples_per_s=samples_per_s_of([rank.pace(samples) for rank in ranks]),
+        alone_s=alone_s,
+        exposed_communication=sum(rank.steps.waited_s for rank in at_work) / total_s
         if total_s
         else 0.0,
         layout=ranks[0].layout.to_json_dict(),
@@ -272,3 +285,24 @@ def _outcome(
         trace=Trace(tuple(task for rank in ranks for task in rank.recorder.tasks)),
         **found,  # type: ignore[arg-type]
     )
+
+
+def _points(
+    learning: Learning, ranks: list[VirtualRank], losses: Sequence[float], samples: int
+) -> Iterator[CurvePoint]:
+    """Yield what each evaluation found; `samples` are those of a shard.
+
+    A rank that died has done and sent what it had until then.
+    """
+    for step, (time_s, test_loss, accuracy) in sorted(learning.evaluated.items()):
+        shards = sum(min(step, len(r.step_ends_s)) * len(r.share.mine) for r in ranks)
+        sent = sum(r.sent_bytes_at.get(step, r.comm.traffic.step_bytes) for r in ranks)
+        yield CurvePoint(
+            step=step,
+            samples=shards * samples,
+            time_s=time_s,
+            total_sent_bytes=sent,
+            loss=losses[step - 1],
+            test_loss=test_loss,
+            accuracy=accuracy,
+        )

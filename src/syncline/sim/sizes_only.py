@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from syncline.comm.base import Communicator, Partials, allocate_sums, small_sum
 from syncline.engine.bucket import Slot
+from syncline.engine.buffers import sum_type
 from syncline.engine.clip import num_blocks
 from syncline.engine.share import Part
 
@@ -22,7 +23,7 @@ class SizesOnly:
         self._comm = step.comm
         self.statistics: Partials | None = None
         if num_statistics:
-            size = (num_statistics, torch.float32)
+            size = (num_statistics, sum_type(torch.float32, step.spread.shards))
             self.statistics = allocate_sums(step.comm, *size, step.spread, 1.0)
         self._squares: Partials | None = None
         if clips:

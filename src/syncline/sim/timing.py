@@ -10,7 +10,8 @@ from syncline.comm.virtual import VirtualWorld
 from syncline.contract import ParamGroups, UpdateSettings
 from syncline.engine.bucket import Slot, StripOptimizer
 from syncline.perf.trace import Recorder, TaskId
-from syncline.virtual.clock import Clock, Signal
+from syncline.virtual.clock import Signal
+from syncline.virtual.turns import Booked, Turns
 
 _CAUSES = {"reduce": ("backward", None), "step": ("backward", 0), "update": ("step", -1)}
 """By phase: the kind and bucket of the task after which it can run; None for its own bucket."""
@@ -38,6 +39,11 @@ class VirtualTiming:
         number = self._recorder.last.get((kind, bucket if first is None else first))
         me.cause = None if number is None else (me.rank, number)
 
+    def waited_since(self, started: float) -> float:
+        lost = self._me.waited_in_vain
+        in_vain_s = sum(end - max(start, started) for start, end in lost if end > started)
+        return self._clock.now_s - started - in_vain_s
+
     def waited_for(self) -> tuple[TaskId, ...]:
         return () if self._me.waited_for is None else (self._me.waited_for,)
 
@@ -45,8 +51,9 @@ class VirtualTiming:
 class TimedOptimizer:
     """An optimizer whose update takes virtual time, and changes numbers if the run learns."""
 
-    def __init__(self, clock: Clock, inner: StripOptimizer | None, seconds: float) -> None:
-        self._clock = clock
+    def __init__(self, turns: Turns | Booked, inner: StripOptimizer | None, seconds: float) -> None:
+        """`turns` are those of the rank's comm lane, on which the optimizer runs."""
+        self._turns = turns
         self._inner = inner
         self._seconds = seconds
         self.settings: ParamGroups = [] if inner is None else inner.settings
@@ -56,7 +63,7 @@ class TimedOptimizer:
         if self._inner is not None:
             self._inner.run(update)
         if self._seconds:
-            self._clock.sleep(self._seconds)
+            self._turns.spend(self._seconds)
 
     def keep(self, without: frozenset[int]) -> None:
         raise NotImplementedError("updates are not taken early in virtual time")

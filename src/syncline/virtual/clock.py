@@ -71,6 +71,10 @@ class Clock:
         self.after(seconds, self._resume, process)
         self._switch_away()
 
+    @property
+    def is_measuring(self) -> bool:
+        return self._measured_s is not None
+
     def measure(self, function: Callable[[], T]) -> tuple[T, float]:
         """Return a function's result, and how long it sleeps; no time passes meanwhile.
 

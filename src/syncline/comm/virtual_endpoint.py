@@ -1,0 +1,84 @@
+"""One virtual rank, as the others see it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from syncline.comm.traffic import Traffic
+from syncline.perf.trace import TaskId
+from syncline.virtual.clock import Clock, Signal
+from syncline.virtual.turns import Booked, Turns
+
+if TYPE_CHECKING:
+    from syncline.comm.virtual_window import Asked
+
+
+@dataclass(eq=False)
+class Endpoint:
+    """One virtual rank: its traffic, what it does and waits for, and the calls it has to serve."""
+
+    rank: int
+    turns: Turns | Booked
+    """Work on the comm lane, the rank's own and what it serves: one thing at a time."""
+    traffic: Traffic = field(default_factory=Traffic)
+    channel: int = 0
+    """The channel of the hook that runs. Collectives of one channel keep their order."""
+    hook: tuple[str, int, int] | None = None
+    """The phase, bucket and step of the hook that runs; bucket -1 for none."""
+    cause: TaskId | None = None
+    """The task after which the current hook could run."""
+    waited_for: TaskId | None = None
+    """The task after which the last collective could begin: the `cause` of its last member."""
+    sent_s: float = 0.0
+    """When the last message of this rank's window calls has left it."""
+    died: str = ""
+    waited_in_vain: list[tuple[float, float]] = field(default_factory=list)
+    """When this rank waited for a rank that then died: start and end, in order."""
+    asked: dict[Asked, None] = field(default_factory=dict)
+    """Calls and gets of other ranks that this rank has not answered yet."""
+    queue: deque[tuple[Callable[[], int], Callable[[int], None]]] = field(default_factory=deque)
+    """Calls that this rank serves, one after the other."""
+    is_serving: bool = False
+    changed: Signal | None = None
+    """Set when the next call has been served."""
+
+    @property
+    def doing(self) -> str:
+        """What the rank does, for error messages."""
+        if self.hook is None:
+            return ""
+        phase, bucket, step = self.hook
+        place = f"bucket {bucket} of " if bucket >= 0 else ""
+        return f"rank {self.rank}, {phase} of {place}step {step}"
+
+    def serve(self, clock: Clock, run: Callable[[], int], end: Callable[[int], None]) -> None:
+        """Run a call after those before it, on the comm lane; then give `end` its result.
+
+        Calls are served between the rank's own work there, and while a hook waits for others. If
+        calls are bundled, it is run when it comes, to see how long it takes.
+        """
+        if isinstance(self.turns, Booked):
+            if not self.died:
+                result, seconds = clock.measure(run)
+                clock.at(self.turns.book(seconds), end, result)
+            return
+        self.queue.append((run, end))
+        if not self.is_serving and not self.died:
+            self.is_serving = True
+            clock.spawn(f"rank {self.rank} serving", self._serve_all, self.turns)
+
+    def _serve_all(self, turns: Turns) -> None:
+        while self.queue and not self.died:
+            with turns.turn():
+                run, end = self.queue.popleft()
+                end(run())
+        self.is_serving = False
+
+    def notify(self, clock: Clock) -> None:
+        """Wake processes that wait in `until`, to check their condition again."""
+        changed, self.changed = self.changed, Signal(clock)
+        if changed is not None:
+            changed.set()
