@@ -129,7 +129,8 @@ def test_a_dedicated_center_serves_a_plain_loop(as_published):
 
 def test_a_job_may_have_a_dedicated_center_on_both_clocks(tmp_path):
     sets = [
-        *("strategy.name=elastic", "strategy.elastic.servers=1", "strategy.shards="),
+        *("optimizer.schedule=constant", "strategy.name=elastic"),
+        *("strategy.elastic.servers=1", "strategy.shards="),
         *("strategy.elastic.as_published=true", "optimizer.nesterov=true"),
         *("run.steps=20", "data.batch=64", "run.checkpoint_every=10", "optimizer.warmup_steps=2"),
     ]
@@ -238,6 +239,7 @@ def test_a_server_with_a_period_goes_on_with_what_was_not_pushed(tmp_path):
 
 def test_a_rank_whose_own_checkpoint_is_missing_says_so(tmp_path):
     sets = ["strategy.name=gossip", "strategy.shards=", "run.steps=8", "optimizer.warmup_steps=2"]
+    sets += ["optimizer.schedule=constant"]
     first = start_training(DIGITS, tmp_path / "run", *sets, ranks=2)
     first.communicate()
     assert first.returncode == 0

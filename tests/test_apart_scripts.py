@@ -39,7 +39,8 @@ def loader(num_samples=48):
 
 
 def one_step(model, optimizer, x=None):
-    model(torch.ones(8, 20) if x is None else x).square().mean().backward()
+    """Take a step, on samples of the rank's own if none are given."""
+    model(torch.full((8, 20), 1.0 + syncline.rank()) if x is None else x).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 

@@ -92,7 +92,7 @@ def test_a_lock_that_its_holder_has_just_removed_is_not_taken_for_held(tmp_path,
 @pytest.mark.timeout(180)
 def test_two_runs_cannot_resume_one_folder(tmp_path):
     out = tmp_path / "run"
-    sets = ["run.steps=100000", "run.checkpoint_every=5"]
+    sets = ["run.steps=100000", "run.checkpoint_every=5", "optimizer.schedule=constant"]
     first = start_training(DIGITS, out, *sets, ranks=2)
     deadline = time.monotonic() + 60
     while not list(out.glob("checkpoints/step-*")):
@@ -110,7 +110,8 @@ def test_two_runs_cannot_resume_one_folder(tmp_path):
     # Killed: the file is still there, the lock is not.
     assert (out / LOCK).exists()
     newest = max(int(path.stem.removeprefix("step-")) for path in out.glob("checkpoints/step-*"))
-    third = start_training(DIGITS, out, f"run.steps={newest + 9}", ranks=1, more=["--resume"])
+    sets[0] = f"run.steps={newest + 9}"
+    third = start_training(DIGITS, out, *sets, ranks=1, more=["--resume"])
     _, said = third.communicate(60)
     assert third.returncode == 0, said
     assert not (out / LOCK).exists()

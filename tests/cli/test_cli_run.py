@@ -82,7 +82,7 @@ def test_with_go_on_one_rank_that_ends_well_is_enough(cli, script, arguments, ex
         (["--ranks", "2", "."], ".: this is a folder, but ranks run a Python file."),
         (["--ranks", "0", "job.toml"], "--ranks: got 0, but a world has at least one rank."),
         (["--ranks", "1", "--threads", "0", "x"], "--threads: got 0, but a rank has at least one."),
-        (["--ranks", "1", "--port", "70000", "job.toml"], "port: got 70000, but a port lies"),
+        (["--ranks", "1", "--port", "70000", __file__], "port: got 70000, but a port lies"),
         (["--ranks", "1", "-m", "nosuch.module"], "nosuch.module: there is no such module, but"),
         (["--ranks", "1", "-m", "job.toml"], "job.toml: this is a file, but with -m ranks run a"),
         (["--ranks", "1", "-m", "../up"], "../up: there is no such module, but with -m ranks"),
