@@ -6,7 +6,7 @@ describes one rank on one machine; `cluster_of` makes a cluster with a job's num
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -15,6 +15,9 @@ from syncline.faults import Conditions, Fault, Jitter
 
 if TYPE_CHECKING:
     from syncline.config import ClusterSettings
+
+LinkModel = Literal["exact", "fast"]
+"""How messages share links: max-min fairly, or port by port, which is faster to simulate."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):

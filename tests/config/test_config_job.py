@@ -109,6 +109,7 @@ def test_the_settings_of_a_job_are_these():
             "cluster.cores",
             "cluster.input_s",
             "cluster.algorithm",
+            "cluster.links",
             "cluster.jitter",
         ),
         *("cluster.jitter_sigma", "cluster.jitter_shift", "cluster.slow_ranks", "cluster.faults"),

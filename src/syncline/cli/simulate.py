@@ -143,6 +143,7 @@ def to_json_dict(job: Job, outcome: Outcome) -> dict[str, Any]:
         "sent_bytes": outcome.sent_bytes,
         "wall_s": outcome.wall_s,
         "gone": outcome.gone,
+        "links": outcome.links,
     }
     if outcome.weights_sha256 is not None:
         found |= {
@@ -169,6 +170,7 @@ def print_outcome(job: Job, outcome: Outcome, trace: Path | None, console: Conso
     table.add_row("efficiency", f"{outcome.efficiency:.1%}")
     table.add_row("exposed communication", f"{outcome.exposed_communication:.1%}")
     table.add_row("sent by a rank in a step", f"{outcome.sent_bytes / 1e6:.3g} MB")
+    table.add_row("links", outcome.links)
     if outcome.weights_sha256 is not None:
         table.add_row("loss of the last step", f"{outcome.loss:.4f}")
         if outcome.accuracy is not None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -241,6 +241,7 @@ def each_element_once(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+@lru_cache(maxsize=256)  # the ranks of a virtual world cut the same memory, each by itself
 def even_cuts(num_elements: int, size: int) -> tuple[int, ...]:
     """Cut memory into strips of nearly equal size, where strips may begin at any element.
 

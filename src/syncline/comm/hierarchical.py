@@ -15,6 +15,7 @@ import torch
 
 from syncline.comm.base import Communicator, Memory, Partials, Strips, check_owner
 from syncline.comm.context import Context
+from syncline.comm.many_calls import OneByOne
 from syncline.comm.network import Network
 from syncline.comm.operations import about
 from syncline.comm.real import Prepared, RealCommunicator, join_plans
@@ -212,7 +213,7 @@ class Hierarchical(RealCommunicator):
         self._everybody.close()
 
 
-class _RoutedWindow:
+class _RoutedWindow(OneByOne):
     """Two windows as one: shared memory to ranks of this machine, the network to all others."""
 
     def __init__(

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from syncline.cluster import Cluster
+from syncline.cluster import Cluster, Link
 from syncline.comm.alone import Alone
 from syncline.comm.base import (
     Communicator,
@@ -44,29 +44,47 @@ from syncline.comm.virtual_window import VirtualWindow
 from syncline.comm.window import Functions, Window
 from syncline.errors import CommError
 from syncline.virtual.clock import Clock, Signal
+from syncline.virtual.fast_link import FastLinks
 from syncline.virtual.link import Links, Port
-from syncline.virtual.turns import Turns
+from syncline.virtual.turns import Booked, Bookings, Turns
 
 
 class VirtualWorld:
     """All ranks of a cluster, their links, and the memory that they allocate."""
 
-    def __init__(self, clock: Clock, cluster: Cluster, *, learns: bool, algorithm: str) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        cluster: Cluster,
+        *,
+        learns: bool,
+        algorithm: str,
+        has_fast_links: bool = False,
+    ) -> None:
         self.clock = clock
         self.cluster = cluster
         self.algorithm = algorithm
         self.device = torch.device("cpu" if learns else "meta")
         self.last_death_s = -1.0
-        lanes = (Turns(clock, f"the comm lane of rank {rank}") for rank in range(cluster.ranks))
-        self.endpoints = [Endpoint(rank, turns) for rank, turns in enumerate(lanes)]
+        self.gone: set[int] = set()
+        """The ranks that have died."""
+        self.bundles_calls = has_fast_links and not learns
+        """Whether calls to the owners of many strips are one message (`virtual_bundle.py`)."""
+        self.bookings = Bookings(cluster.ranks)
+        self.endpoints = [Endpoint(rank, self._lane(rank)) for rank in range(cluster.ranks)]
         rates: dict[Port, float] = {}
         for machine in range(cluster.machines):
             rates["out", machine] = rates["in", machine] = cluster.network.rate_bytes_per_s
         for rank in range(cluster.ranks):
             rates["inside", rank] = cluster.inside.rate_bytes_per_s
-        self.links = Links(clock, rates)
+        self.links = FastLinks(clock, rates) if has_fast_links else Links(clock, rates)
         machines = by_machine(range(cluster.ranks), cluster.ranks_per_machine)
         self._everybody = VirtualGroup(self, machines)
+
+    def _lane(self, rank: int) -> Turns | Booked:
+        if self.bundles_calls:
+            return Booked(self.clock, self.bookings, rank)
+        return Turns(self.clock, f"the comm lane of rank {rank}")
 
     def machine_of(self, rank: int) -> int:
         return rank // self.cluster.ranks_per_machine
@@ -89,16 +107,24 @@ class VirtualWorld:
         A rank sends its messages to other machines one after the other, each for `message_s`. That
         of an answer has passed while the call was served.
         """
-        sent_s = self.clock.now_s
-        if self.is_inside(one, other):
-            link, ports = self.cluster.inside, [("inside", one), ("inside", other)]
-        else:
-            machines = self.machine_of(one), self.machine_of(other)
-            link, ports = self.cluster.network, [("out", machines[0]), ("in", machines[1])]
-            if not is_answer:
-                sender = self.endpoints[one]
-                sent_s = sender.sent_s = max(sent_s, sender.sent_s) + self.cluster.message_s
+        ports, link = self.ports_between(one, other)
+        is_paid = is_answer or self.is_inside(one, other)
+        sent_s = self.clock.now_s if is_paid else self.send_messages(one, 1)
         self.clock.at(sent_s + link.latency_s, self.links.start, ports, float(num_bytes), done)
+
+    def send_messages(self, rank: int, number: int) -> float:
+        """Let a rank send messages to other machines; return when the last of them has left it."""
+        sender = self.endpoints[rank]
+        began_s = max(self.clock.now_s, sender.sent_s)
+        sender.sent_s = began_s + number * self.cluster.message_s
+        return sender.sent_s
+
+    def ports_between(self, one: int, other: int) -> tuple[list[Port], Link]:
+        """Return the ports that a message from one rank to another goes through, and the link."""
+        if self.is_inside(one, other):
+            return [("inside", one), ("inside", other)], self.cluster.inside
+        ports: list[Port] = [("out", self.machine_of(one)), ("in", self.machine_of(other))]
+        return ports, self.cluster.network
 
     def is_inside(self, one: int, other: int) -> bool:
         """Say whether two ranks are on one machine, where they read each other's memory."""
@@ -116,25 +142,10 @@ class VirtualWorld:
         message_s = 0.0 if caller == owner else cluster.message_s
         return message_s + num_bytes / cluster.update_bytes_per_s
 
-    def serve(self, owner: Endpoint, call: Callable[[], None]) -> None:
-        """Let a rank serve a call after those before it, on its comm lane.
-
-        Calls are served between the rank's own work there, and while a hook waits for others.
-        """
-        owner.queue.append(call)
-        if not owner.is_serving and not owner.died:
-            owner.is_serving = True
-            self.clock.spawn(f"rank {owner.rank} serving", self._serve_all, owner)
-
-    def _serve_all(self, owner: Endpoint) -> None:
-        while owner.queue and not owner.died:
-            with owner.turns.turn():
-                owner.queue.popleft()()
-        owner.is_serving = False
-
     def die(self, endpoint: Endpoint, how: str) -> None:
         """Let a rank die: calls to it end unanswered, and waiting ranks check again."""
         endpoint.died = how
+        self.gone.add(endpoint.rank)
         endpoint.turns.end()
         self.last_death_s = self.clock.now_s
         for pending in list(endpoint.asked):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from syncline.comm.traffic import Traffic
 from syncline.perf.trace import TaskId
 from syncline.virtual.clock import Clock, Signal
-from syncline.virtual.turns import Turns
+from syncline.virtual.turns import Booked, Turns
 
 if TYPE_CHECKING:
     from syncline.comm.virtual_window import Asked
@@ -21,12 +21,13 @@ class Endpoint:
     """One virtual rank: its traffic, what it does and waits for, and the calls it has to serve."""
 
     rank: int
-    turns: Turns
+    turns: Turns | Booked
     """Work on the comm lane, the rank's own and what it serves: one thing at a time."""
     traffic: Traffic = field(default_factory=Traffic)
     channel: int = 0
     """The channel of the hook that runs. Collectives of one channel keep their order."""
-    doing: str = ""
+    hook: tuple[str, int, int] | None = None
+    """The phase, bucket and step of the hook that runs; bucket -1 for none."""
     cause: TaskId | None = None
     """The task after which the current hook could run."""
     waited_for: TaskId | None = None
@@ -38,11 +39,43 @@ class Endpoint:
     """When this rank waited for a rank that then died: start and end, in order."""
     asked: dict[Asked, None] = field(default_factory=dict)
     """Calls and gets of other ranks that this rank has not answered yet."""
-    queue: deque[Callable[[], None]] = field(default_factory=deque)
+    queue: deque[tuple[Callable[[], int], Callable[[int], None]]] = field(default_factory=deque)
     """Calls that this rank serves, one after the other."""
     is_serving: bool = False
     changed: Signal | None = None
     """Set when the next call has been served."""
+
+    @property
+    def doing(self) -> str:
+        """What the rank does, for error messages."""
+        if self.hook is None:
+            return ""
+        phase, bucket, step = self.hook
+        place = f"bucket {bucket} of " if bucket >= 0 else ""
+        return f"rank {self.rank}, {phase} of {place}step {step}"
+
+    def serve(self, clock: Clock, run: Callable[[], int], end: Callable[[int], None]) -> None:
+        """Run a call after those before it, on the comm lane; then give `end` its result.
+
+        Calls are served between the rank's own work there, and while a hook waits for others. If
+        calls are bundled, it is run when it comes, to see how long it takes.
+        """
+        if isinstance(self.turns, Booked):
+            if not self.died:
+                result, seconds = clock.measure(run)
+                clock.at(self.turns.book(seconds), end, result)
+            return
+        self.queue.append((run, end))
+        if not self.is_serving and not self.died:
+            self.is_serving = True
+            clock.spawn(f"rank {self.rank} serving", self._serve_all, self.turns)
+
+    def _serve_all(self, turns: Turns) -> None:
+        while self.queue and not self.died:
+            with turns.turn():
+                run, end = self.queue.popleft()
+                end(run())
+        self.is_serving = False
 
     def notify(self, clock: Clock) -> None:
         """Wake processes that wait in `until`, to check their condition again."""

@@ -10,6 +10,7 @@ import torch
 from syncline.comm.base import Partials, Strips, even_cuts, prepare_peer_sum
 from syncline.comm.cost import Phase, phases
 from syncline.comm.shape import Machines, positions_of, shape_of
+from syncline.comm.virtual_bundle import Served
 from syncline.comm.volume import Volume, stages, strip_bytes, volume_of_partials, volume_of_strips
 from syncline.perf.trace import TaskId
 from syncline.virtual.clock import Signal
@@ -62,6 +63,8 @@ class VirtualGroup:
         self.parts: dict[tuple[Machines, int], VirtualGroup] = {}
         self.windows: dict[tuple[int, int], VirtualWindow] = {}
         """Each rank's end of each window, by the window's number and the rank."""
+        self.served: dict[tuple[int, str], Served] = {}
+        """By window and function, if calls are bundled."""
         self._charges: dict[tuple[str, Volume], Charge] = {}
         self._known: dict[tuple[Any, ...], tuple[Charge, object]] = {}
         """Charges by the id of cuts and spread, which many ranks share: hashing a thousand cuts for

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from syncline.comm.base import Memory
-from syncline.comm.window import Call, Done, Functions, Pending, bytes_moved
+from syncline.comm.many_calls import OneByOne, PendingCalls, Targets
+from syncline.comm.virtual_bundle import Bundle, Served, Trip
+from syncline.comm.window import (
+    Call,
+    Counted,
+    Done,
+    Functions,
+    Pending,
+    bytes_moved,
+)
 from syncline.errors import PeerGone
 from syncline.virtual.clock import Clock, Signal
 
@@ -54,7 +63,7 @@ class Asked:
         self.got = None
 
 
-class VirtualWindow:
+class VirtualWindow(OneByOne):
     """One virtual rank's end of a window."""
 
     def __init__(
@@ -66,7 +75,9 @@ class VirtualWindow:
         functions: Functions,
     ) -> None:
         self._group = group
-        self._world = group.world
+        self.world = self._world = group.world
+        self.rank = me.rank
+        self.ranks = group.ranks
         self._me = me
         self._number = number
         self._published_bytes = published_bytes
@@ -74,6 +85,8 @@ class VirtualWindow:
         self.published: torch.Tensor | None = None
         self.version = 0
         self.num_calls = self.sent_bytes = 0
+        self._trips: dict[tuple[str, int], Trip] = {}
+        """By function and the id of the targets, which a trip keeps."""
         group.windows[number, me.rank] = self
 
     def publish(self, values: torch.Tensor) -> bool:
@@ -96,23 +109,23 @@ class VirtualWindow:
         is_inside = self._world.is_inside(*ranks)
         serving_s = 0.0 if is_inside else self._world.serving_s(*ranks, self._published_bytes)
 
-        def serve() -> None:
+        def run() -> int:
             # The answer is what is published when the request is served.
-            values, version = owner.published, owner.version
-            assert values is not None
+            asked.got, version = owner.published, owner.version
             if serving_s:
                 self._world.clock.sleep(serving_s)
+            return version
 
-            def arrive() -> None:
-                asked.got = values
-                self._answer(asked, version)
+        def end(version: int) -> None:
+            self._send_back(asked, asked.values.nbytes, lambda: self._answer(asked, version))
 
-            self._send_back(asked, values.numel() * values.itemsize, arrive)
+        def arrive() -> None:
+            if serving_s:
+                asked.owner.serve(self._world.clock, run, end)
+            else:
+                end(run())
 
-        def arrive_there() -> None:
-            self._world.serve(asked.owner, serve)
-
-        self._world.carry(*ranks, 0, arrive_there if serving_s else serve)
+        self._world.carry(*ranks, 0, arrive)
         return asked
 
     def call(
@@ -134,13 +147,15 @@ class VirtualWindow:
         if self._world.is_inside(rank, asked.owner.rank):
             to_there = back = 0  # the owner reads and writes the caller's memory while it serves
 
-        def serve() -> None:
-            call = Call.of(rank, values, out, note)
+        def run() -> int:
             # Not under no_grad: the function may take virtual time, and the mode would then apply
             # to the processes that run meanwhile. The memory it works on needs no gradient.
-            result = owner.functions[function](call)
+            result = owner.functions[function](Call.of(rank, values, out, note))
             if serving_s:
                 self._world.clock.sleep(serving_s)
+            return result
+
+        def end(result: int) -> None:
             owner._me.notify(self._world.clock)
             if is_mine:
                 self._answer(asked, result)
@@ -148,7 +163,7 @@ class VirtualWindow:
                 self._send_back(asked, back, lambda: self._answer(asked, result))
 
         def arrive() -> None:
-            self._world.serve(asked.owner, serve)
+            asked.owner.serve(self._world.clock, run, end)
 
         if is_mine:
             arrive()
@@ -157,9 +172,58 @@ class VirtualWindow:
             self._world.carry(rank, asked.owner.rank, to_there, arrive)
         return asked
 
-    def _count(self, what: str, num_bytes: int) -> None:
-        """Count a call or a get to another rank."""
-        self.num_calls += 1
+    def call_all(
+        self,
+        function: str,
+        targets: Targets,
+        values: Memory,
+        out: Memory,
+        note: Callable[[int], bytes],
+    ) -> PendingCalls:
+        is_counted = isinstance(self.functions[function], Counted)
+        if not (self._world.bundles_calls and is_counted):
+            return super().call_all(function, targets, values, out, note)
+        assert values.mine.dtype == out.mine.dtype
+        key = (function, id(targets))
+        trip = self._trips.get(key)
+        if trip is None:
+            trip = self._trips[key] = Trip(self, function, targets, values.mine.itemsize)
+        if self._me.traffic.log is None:
+            self._count(function, 2 * trip.num_bytes, len(trip.others))
+        else:
+            for at in trip.others:
+                self._count(function, 2 * trip.sizes[at])
+        me = self._me
+
+        def why() -> str:
+            return f"{me.doing}: {function} waits for the owners of {len(trip.ranks)} strips"
+
+        bundle = Bundle(self._world.clock, why)
+
+        def call_of(target: int) -> Call:
+            strip = targets.strips[target]
+            where = (strip.start, strip.stop)
+            return Call.of(self.rank, values.part(*where), out.part(*where), note(strip.number))
+
+        trip.call(bundle, call_of)
+        return bundle
+
+    def served(self, function: str) -> Served:
+        """Return what this window's ranks have served of a function."""
+        known = self._group.served
+        key = (self._number, function)
+        if key not in known:
+            known[key] = Served(len(self._world.endpoints))
+        return known[key]
+
+    def measure(self, position: int, function: str, call: Call) -> float:
+        """Return how long the owner in this position takes to serve a call."""
+        owner = self._end(position)
+        return self._world.clock.measure(lambda: owner.functions[function](call))[1]
+
+    def _count(self, what: str, num_bytes: int, num_calls: int = 1) -> None:
+        """Count a call or a get to another rank, or several at once."""
+        self.num_calls += num_calls
         self.sent_bytes += num_bytes
         self._me.traffic.add(self._me.channel, what, num_bytes)
 
@@ -168,10 +232,9 @@ class VirtualWindow:
 
     def _ask(self, position: int, what: str) -> Asked:
         owner = self._world.endpoints[self._group.ranks[position]]
-        doing = self._me.doing
-        why = lambda: f"{doing}: {what} waits for rank {owner.rank}{owner.died}"  # noqa: E731
-        clock = self._world.clock
-        asked = Asked(self._me, owner, clock, Signal(clock), why)
+        me, clock = self._me, self._world.clock
+        why = lambda: f"{me.doing}: {what} waits for rank {owner.rank}{owner.died}"  # noqa: E731
+        asked = Asked(me, owner, clock, Signal(clock), why)
         if owner.died:
             asked.done.set()
         else:
@@ -205,5 +268,7 @@ class VirtualWindow:
             self._me.waited_in_vain.append((woken_s, clock.now_s))
 
     def gone(self) -> frozenset[int]:
-        died = (bool(self._world.endpoints[rank].died) for rank in self._group.ranks)
-        return frozenset(at for at, is_gone in enumerate(died) if is_gone)
+        gone = self._world.gone
+        if not gone:
+            return frozenset()
+        return frozenset(at for at, rank in enumerate(self.ranks) if rank in gone)

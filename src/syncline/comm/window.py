@@ -24,6 +24,7 @@ import torch
 
 from syncline.comm.base import Memory
 from syncline.comm.context import Context
+from syncline.comm.many_calls import OneByOne, PendingCalls, Targets
 from syncline.errors import CommError, PeerGone, RankFailed
 
 MAX_NOTE_BYTES = 928
@@ -50,6 +51,20 @@ class Call:
 
 Function = Callable[[Call], int]
 """Serves a call; returns a number for the caller, such as the version that the call made."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A function that returns how many of its calls this rank has served, this one included.
+
+    A call takes as long as any other with as many values, and no rank waits `until` it has come. So
+    a simulation of sizes need not run the function for each call.
+    """
+
+    function: Function
+
+    def __call__(self, call: Call) -> int:
+        return self.function(call)
 
 
 class Pending(Protocol):
@@ -97,6 +112,19 @@ class Window(Protocol):
         note: bytes = b"",
     ) -> Pending:
         """Begin a call. `values` and `out` are memory of this communicator, or parts of it."""
+
+    def call_all(
+        self,
+        function: str,
+        targets: Targets,
+        values: Memory,
+        out: Memory,
+        note: Callable[[int], bytes],
+    ) -> PendingCalls:
+        """Begin a call for each strip, with these parts of `values` and `out`.
+
+        `note` returns the note for a strip, by its number.
+        """
 
     def until(
         self,
@@ -212,7 +240,7 @@ class PeerWaits:
         return frozenset(at for at, rank in enumerate(ranks) if rank in absent)
 
 
-class ServedWindow:
+class ServedWindow(OneByOne):
     """What the real windows have in common: counting calls, sending and serving them."""
 
     def __init__(self, ranks: tuple[int, ...], context: Context, functions: Functions) -> None:
@@ -271,7 +299,7 @@ class ServedWindow:
         return self._waits.gone(self._ranks)
 
 
-class AloneWindow:
+class AloneWindow(OneByOne):
     """The window of a world of one."""
 
     num_calls = 0

@@ -177,8 +177,9 @@ class ClusterSettings(Table, frozen=True, kw_only=True):
     one rank on each machine, `cores` for as many as a machine has ranks. `input_s` is the time to
     load one rank's samples of a step, None for what a workload file says, else 0. `message_s` and
     `collective_s` are processor time of a message and of a collective. `algorithm` is how machines
-    exchange gradients. `jitter` is a random factor on the compute of each step. `slow_ranks` maps
-    the number of a rank to a factor on its compute in all steps.
+    exchange gradients. `links` is how messages share links: "exact", or "fast" to simulate but not
+    exact. `jitter` is a random factor on the compute of each step. `slow_ranks` maps the number of
+    a rank to a factor on its compute in all steps.
     """
 
     preset: str = "1gbit"
@@ -194,6 +195,7 @@ class ClusterSettings(Table, frozen=True, kw_only=True):
     cores: Annotated[int, Meta(ge=1, examples=[8])] | None = None
     input_s: Annotated[float, Meta(ge=0, examples=[0.01])] | None = None
     algorithm: Literal["direct", "ring"] = "direct"
+    links: Literal["exact", "fast"] = "exact"
     jitter: Literal["none", "lognormal", "exponential"] = "none"
     jitter_sigma: Annotated[float, Meta(ge=0, examples=[0.1])] = 0.0
     jitter_shift: Annotated[float, Meta(ge=0, lt=1, examples=[0.9])] = 0.0

@@ -35,14 +35,14 @@ def make_buckets(
     `comm` is the world's, `slots` are by number. If each rank is a group by itself, the world's
     communicator allocates, so that windows can reach the memory; otherwise the group's does.
     """
+    is_each_alone = [all(len(group) == 1 for group in one.groups) for one in plan.families]
     buckets = []
     for place in layout.places:
         family, part = plan.families[place.family], share.families[place.family]
         mine = slots_at(place, slots)
         size = (place.num_elements, mine[0].parameter.dtype)
         is_private = family.memory == "private"
-        is_each_alone = all(len(group) == 1 for group in family.groups)
-        allocate = comm.allocate if is_each_alone else part.comm.allocate
+        allocate = comm.allocate if is_each_alone[place.family] else part.comm.allocate
         memory = allocate(*size) if is_private else part.comm.allocate_common(*size)
         sums = [allocate(*size) for _ in range(part.spread.num_sums)]
         gradient = Partials(sums, place.cuts, part.spread, 1.0)

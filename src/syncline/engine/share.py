@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from syncline.comm.alone import Alone
 from syncline.comm.base import Communicator
@@ -43,7 +44,7 @@ class Share:
         """This rank's part in the sums of each family's group."""
         self.step = _part(plan, communicators.of(plan.step_groups))
         """Its part in the step group's sums: flags, statistics, losses, norms."""
-        self.is_served = plan.serves(tuple(sorted(self.step.comm.ranks)))
+        self.is_served = _is_served(plan, self.step.comm.ranks)
         """Whether a rank of the step group computes nothing and serves the others' steps."""
         self.tells = self.rank == min(self.step.comm.ranks)
         """Whether this rank gives the numbers that only one rank of the step group gives."""
@@ -86,10 +87,21 @@ class _Communicators:
             yield from (one for one in made if one is not None)
 
 
-def _part(plan: Plan, comm: Communicator) -> Part:
-    ranks = sorted(comm.ranks)
+@lru_cache(maxsize=64)  # all ranks of a virtual group call it with the same arguments
+def _terms_of(plan: Plan, positions: tuple[int, ...]) -> tuple[tuple[int, ...], Spread]:
+    """Return the shards that a group adds up, and how they are spread over its positions."""
+    ranks = sorted(positions)
     shards = tuple(shard for rank in ranks for shard in plan.shards[rank])
-    spread = spread_over([len(plan.shards[rank]) for rank in ranks], ranks, comm.ranks)
+    return shards, spread_over([len(plan.shards[rank]) for rank in ranks], ranks, positions)
+
+
+@lru_cache(maxsize=64)  # as above
+def _is_served(plan: Plan, positions: tuple[int, ...]) -> bool:
+    return plan.serves(tuple(sorted(positions)))
+
+
+def _part(plan: Plan, comm: Communicator) -> Part:
+    shards, spread = _terms_of(plan, comm.ranks)
     plans = plan_leaves(spread.nodes[comm.position])[0]
     mine = plan.shards[comm.ranks[comm.position]]
     leaves = {shard: plans[shards.index(shard)] for shard in mine}

@@ -91,7 +91,8 @@ class Recorder:
 
     def after(self, *tasks: tuple[str, int]) -> tuple[TaskId, ...]:
         """Return this rank's last task of each kind and bucket that has one."""
-        return tuple((self.rank, self.last[task]) for task in tasks if task in self.last)
+        rank, last = self.rank, self.last
+        return tuple([(rank, last[task]) for task in tasks if task in last])
 
     # Moments of the compute lane.
 

@@ -63,6 +63,7 @@ def simulate_job(
         bucket_bytes=None if bucket_bytes == "auto" else bucket_bytes,
         overlap=None if settings.overlap == "auto" else settings.overlap,
         algorithm=job.cluster.algorithm,
+        links=job.cluster.links,
         conditions=conditions_of(job.cluster, job.run.seed, job.faults),
         learning=learning,
         num_settings=num_settings(job),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import Parameter
 
-from syncline.cluster import Cluster
+from syncline.cluster import Cluster, LinkModel
 from syncline.comm.traffic import Sent
 from syncline.comm.virtual import VirtualWorld
 from syncline.contract import Strategy
@@ -29,9 +29,11 @@ from syncline.result import CurvePoint, RunResult
 from syncline.sim.learn import Learning, RankLearner
 from syncline.sim.rank import VirtualRank
 from syncline.sim.setting import Setting
+from syncline.sim.sizes_only import WithoutNumbers
 from syncline.sizes import Size
 from syncline.strategies import make_strategy
 from syncline.virtual.clock import Clock
+from syncline.virtual.fast_link import FastLinks
 from syncline.virtual.link import Port
 from syncline.workload import Workload
 
@@ -56,6 +58,8 @@ class Outcome(RunResult):
     trace: Trace
     places: Layout
     """How the parameters lie in buckets on rank 0."""
+    links: LinkModel
+    """The model of links that was used."""
     messages: tuple[list[Sent], ...] = ()
     """What each rank sent in its steps, in order, with `keeps_messages`."""
     losses: tuple[float, ...] = ()
@@ -89,20 +93,28 @@ def simulate(
     num_settings: int = 0,
     clips: bool = False,
     keeps_messages: bool = False,
+    links: LinkModel = "exact",
     on_step: Callable[[int], None] = lambda step: None,
 ) -> Outcome:
     """Run all ranks of a cluster through some steps; `workload` is one shard of one step.
 
     With `learning` the ranks compute on its data, otherwise only sizes are simulated; then
     `num_settings` is how many numbers the optimizer's settings have, and `clips` says whether
-    gradients are clipped. `on_step` is called after every step of rank 0.
+    gradients are clipped. `on_step` is called after every step of rank 0. `links` chooses the model
+    of links that messages share: with "fast" ones many ranks are simulated sooner, not exactly.
     """
     make = strategy if callable(strategy) else functools.partial(make_strategy, strategy)
     strategies = [make() for _ in range(cluster.ranks)]
     conditions = conditions or Conditions()
     conditions.check(cluster.ranks, cluster.machines)
     clock = Clock()
-    world = VirtualWorld(clock, cluster, learns=learning is not None, algorithm=algorithm)
+    world = VirtualWorld(
+        clock,
+        cluster,
+        learns=learning is not None,
+        algorithm=algorithm,
+        has_fast_links=links == "fast",
+    )
     own = strategies[0].settings
     shards = shards or own.num_workers(cluster.ranks)
     sizes = workload.sizes()
@@ -155,7 +167,8 @@ def simulate(
             rank.comm.traffic.log = []
         ranks.append(rank)
         clock.spawn(f"rank {number}", rank.take_steps)
-    with _quiet_collector(learns=learning is not None):
+    numbers = contextlib.nullcontext() if learning is not None else WithoutNumbers()
+    with _quiet_collector(learns=learning is not None), numbers:
         try:
             clock.run()
         except PeerGone as error:
@@ -266,6 +279,7 @@ def _outcome(
         step_ends_s=tuple(ends),
         carried_bytes=carried,
         wall_s=wall_s,
+        links="fast" if isinstance(world.links, FastLinks) else "exact",
         messages=tuple(rank.comm.traffic.log or [] for rank in ranks),
         strategy=ranks[0].report(),
         trace=Trace(tuple(task for rank in ranks for task in rank.recorder.tasks)),

@@ -10,8 +10,11 @@ from syncline.comm.virtual import VirtualWorld
 from syncline.contract import ParamGroups, UpdateSettings
 from syncline.engine.bucket import Slot, StripOptimizer
 from syncline.perf.trace import Recorder, TaskId
-from syncline.virtual.clock import Clock, Signal
-from syncline.virtual.turns import Turns
+from syncline.virtual.clock import Signal
+from syncline.virtual.turns import Booked, Turns
+
+_CAUSES = {"reduce": ("backward", None), "step": ("backward", 0), "update": ("step", -1)}
+"""By phase: the kind and bucket of the task after which it can run; None for its own bucket."""
 
 
 class VirtualTiming:
@@ -29,12 +32,12 @@ class VirtualTiming:
         return Signal(self._clock, f"rank {self._me.rank}, ")
 
     def note(self, phase: str, bucket: int, step: int) -> None:
-        place = f"bucket {bucket} of " if bucket >= 0 else ""
-        self._me.doing = f"rank {self._me.rank}, {phase} of {place}step {step}"
-        self._me.waited_for = None
-        causes = {"reduce": ("backward", bucket), "step": ("backward", 0), "update": ("step", -1)}
-        cause = self._recorder.after(causes[phase])
-        self._me.cause = cause[0] if cause else None
+        me = self._me
+        me.hook = (phase, bucket, step)
+        me.waited_for = None
+        kind, first = _CAUSES[phase]
+        number = self._recorder.last.get((kind, bucket if first is None else first))
+        me.cause = None if number is None else (me.rank, number)
 
     def waited_since(self, started: float) -> float:
         lost = self._me.waited_in_vain
@@ -48,11 +51,8 @@ class VirtualTiming:
 class TimedOptimizer:
     """An optimizer whose update takes virtual time, and changes numbers if the run learns."""
 
-    def __init__(
-        self, clock: Clock, turns: Turns, inner: StripOptimizer | None, seconds: float
-    ) -> None:
+    def __init__(self, turns: Turns | Booked, inner: StripOptimizer | None, seconds: float) -> None:
         """`turns` are those of the rank's comm lane, on which the optimizer runs."""
-        self._clock = clock
         self._turns = turns
         self._inner = inner
         self._seconds = seconds
@@ -63,8 +63,7 @@ class TimedOptimizer:
         if self._inner is not None:
             self._inner.run(update)
         if self._seconds:
-            with self._turns.turn():
-                self._clock.sleep(self._seconds)
+            self._turns.spend(self._seconds)
 
     def keep(self, without: frozenset[int]) -> None:
         raise NotImplementedError("updates are not taken early in virtual time")

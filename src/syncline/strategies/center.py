@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Iterable, Set
 
 import torch
 
 from syncline.comm.base import Memory
-from syncline.comm.window import Call, Pending, Window
+from syncline.comm.many_calls import PendingCalls, Strip, Targets
+from syncline.comm.window import Call, Window
 from syncline.strategies.vector import Vector
 
 
@@ -39,13 +40,17 @@ class Center:
         self._waiting: dict[int, list[torch.Tensor]] = {}
         self._round = -1
         self._num_moves = 0
-        self.asked: dict[int, Pending] = {}
+        self.asked: PendingCalls | None = None
+        self.targets = Targets(())
+        """The strips that were asked last, and who held them."""
+        self._gone: Set[int] | None = None
+        """The ranks that were gone then."""
         self.answer: torch.Tensor | None = None
         """A copy of answers that are not applied yet, if any."""
 
     @property
     def is_asked(self) -> bool:
-        return bool(self.asked) or self.answer is not None
+        return self.asked is not None or self.answer is not None
 
     def part(self, memory: Memory, number: int) -> Memory:
         return memory.part(self._cuts[number], self._cuts[number + 1])
@@ -66,6 +71,16 @@ class Center:
                     owner += 1
                 owners[number] = owner % size
         return owners
+
+    def find_targets(self, gone: Set[int], order: Callable[[], Iterable[int]]) -> Targets:
+        """Return, and note, the strips to be asked and who holds them, in this order."""
+        if gone != self._gone:
+            self._gone, owners = gone, self.owners(gone)
+            ends = self._cuts
+            self.targets = Targets(
+                tuple(Strip(k, owners[k], *ends[k : k + 2]) for k in order() if k in owners)
+            )
+        return self.targets
 
     def pull(self, call: Call) -> int:
         """Write the caller's move to `out`, and move the center by it: at once or, if synchronous,

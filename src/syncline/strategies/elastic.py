@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import torch
 
 from syncline.comm.base import Communicator
+from syncline.comm.window import Counted, Functions
 from syncline.contract import Model, Plan, Saved, Strategy, UpdateSettings, Whole, World
 from syncline.engine.bucket import Bucket
 from syncline.errors import CheckpointError, PeerGone
@@ -80,7 +81,7 @@ class Elastic(Strategy):
         answer = torch.zeros_like(moves.mine)
         if vector.load("moves", answer, saved.state):
             center.answer = answer
-        functions = {"pull": center.pull, "read": center.read}
+        functions: Functions = {"pull": Counted(center.pull), "read": center.read}
         center.window = self._replicas.window(0, vector.dtype, functions)
         return center
 
@@ -124,31 +125,34 @@ class Elastic(Strategy):
         if center.answer is not None:
             answer, center.answer = center.answer, None
             return answer
-        for number, pending in center.asked.items():
-            try:
-                pending.wait()
-            except PeerGone:
-                center.part(center.moves, number).mine.zero_()
-        center.asked = {}
+        if center.asked is not None:
+            results = center.asked.wait()
+            if None in results:
+                for strip, result in zip(center.targets.strips, results, strict=True):
+                    if result is None:
+                        center.part(center.moves, strip.number).mine.zero_()
+            center.asked = None
         return center.moves.mine
 
     def _ask(self, center: Center, step: int) -> None:
         """Send this rank's parameters to every strip of the center, and ask for its moves."""
         gone = center.window.gone()
-        owners, num_workers = center.owners(gone), len(self._workers - gone)
-        for number in own_first(self.comm):
-            if number not in owners:
-                continue
-            owner = owners[number]
-            where = center.part(center.vector.memory, number)
-            moves = center.part(center.moves, number)
-            note = b"%d %d %d" % (number, step, num_workers)
-            center.asked[number] = center.window.call(owner, "pull", where, moves, note)
+        targets, num_workers = center.find_targets(gone, self._order), len(self._workers - gone)
+        center.asked = center.window.call_all(
+            "pull",
+            targets,
+            center.vector.memory,
+            center.moves,
+            lambda number: b"%d %d %d" % (number, step, num_workers),
+        )
+
+    def _order(self) -> list[int]:
+        return own_first(self.comm)
 
     def _settle(self) -> None:
         """Copy the answers of early calls: `_collect` needs the memory that they are in."""
         for center in self._centers:
-            if center.asked:
+            if center.asked is not None:
                 center.answer = self._answers(center).clone()
 
     def _own_state(self) -> dict[str, torch.Tensor]:

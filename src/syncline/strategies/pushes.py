@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Set
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from syncline.comm.base import Memory
-from syncline.comm.window import Pending
+from syncline.comm.many_calls import PendingCalls, Strip, Targets
 from syncline.contract import Saved, UpdateSettings
 from syncline.engine.bucket import Bucket, view_of
 from syncline.engine.state import gather_optimizer_state
 from syncline.engine.strip_state import spread_keys
+from syncline.errors import PeerGone
 from syncline.strategies.replicas import OwnReplicas, begins_early, own_first
-from syncline.strategies.strip import Strip
+from syncline.strategies.strip import ServedStrip
 from syncline.strategies.terms import Terms
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Pushes:
         server: Server,
         replicas: OwnReplicas,
         bucket: Bucket,
-        strip: Strip,
+        strip: ServedStrip,
         cuts: tuple[int, ...],
         saved: Saved,
     ) -> None:
@@ -44,9 +45,11 @@ class Pushes:
         """The worker's own optimizer, for steps between two pushes."""
         bucket.optimizer = strip.optimizer
         self._terms = strip.terms
-        self._pulled = [0] * comm.size
-        self._computed_on = [0] * comm.size
-        """By owner: the version on which the last pushed gradient was computed, or the next one."""
+        places = [Strip(at, at, *cuts[at : at + 2]) for at in own_first(comm)]
+        self._targets = Targets(tuple(one for one in places if one.start < one.stop))
+        self._pulled = [0] * len(self._targets.strips)
+        self._computed_on = [0] * len(self._targets.strips)
+        """By strip: the version on which the last pushed gradient was computed, or the next one."""
         self._unpushed = 0
         """How many gradients were added up since the last push."""
         self._without: Set[int] = frozenset()
@@ -58,7 +61,7 @@ class Pushes:
             self._sum = comm.allocate(bucket.num_elements, bucket.dtype)
         if self._is_early:
             self._inbox = comm.allocate(bucket.num_elements, bucket.dtype)
-        self._asked: dict[int, Pending] = {}
+        self._asked: PendingCalls | None = None
         self._has_answer = False
         """Whether the inbox holds an answer from before this run, not taken over yet."""
         self._load(saved.state)
@@ -82,49 +85,53 @@ class Pushes:
         gradient = self._sum or self._bucket.gradient.sums[0]
         absent = [slot.number for slot in self._bucket.slots if slot.number in self._without]
         terms = Terms.encode(update.groups, absent, self._unpushed)
-        for position, low, high in self._places():
-            values, out = gradient.part(low, high), self._inbox.part(low, high)
-            note = self._terms.note(self.window, position, terms)
-            self._asked[position] = self.window.call(position, "push", values, out, note)
+        note = self._terms.note(self.window, self._targets.positions, terms)
+        self._asked = self.window.call_all(
+            "push", self._targets, gradient, self._inbox, lambda number: note
+        )
         self._unpushed = 0
         if not self._is_early:
             self._pull()
 
     def settle(self) -> None:
         """Wait until the owners have applied the last push. This does not take over the answers."""
-        for pending in self._asked.values():
-            pending.wait()
+        if self._asked is not None:
+            self._versions(self._asked)
 
     def _pull(self) -> None:
         """Take over the strips that answer the last push."""
-        if not (self._asked or self._has_answer):
+        if self._asked is None and not self._has_answer:
             return
-        for position, pending in self._asked.items():
-            version = pending.wait()
-            self._server.staleness[version - 1 - self._computed_on[position]] += 1
+        if self._asked is not None:
+            versions = self._versions(self._asked)
+            both = zip(versions, self._computed_on, strict=True)
+            self._server.staleness.update([version - 1 - on for version, on in both])
             # If early, the next gradient was already computed, on the version pulled before.
-            self._computed_on[position] = self._pulled[position] if self._is_early else version
-            self._pulled[position] = version
-        self._asked, self._has_answer = {}, False
+            self._computed_on = self._pulled if self._is_early else versions
+            self._pulled = versions
+        self._asked, self._has_answer = None, False
         if self._sum is not None:
             self._sum.mine.zero_()
         if self._is_early:
             self._mine.mine.copy_(self._inbox.mine)
 
+    def _versions(self, asked: PendingCalls) -> list[int]:
+        """Return the versions of all strips that a push has made. Raises PeerGone."""
+        versions = asked.wait()
+        if None in versions:
+            raise PeerGone(self._server.comm.ranks[self._targets.positions[versions.index(None)]])
+        return cast("list[int]", versions)
+
     def read(self) -> torch.Tensor:
         """Return all strips, read into the gradient's memory, which is free between steps."""
         free = self._bucket.gradient.sums[0]
-        for position, low, high in self._places():
+        for _, position, low, high in self._targets.strips:
             self.window.call(position, "read", None, free.part(low, high)).wait()
         return free.mine.clone()
 
     def is_held_by(self, position: int) -> bool:
         """Say whether a position holds a strip of this bucket."""
         return self._cuts[position] < self._cuts[position + 1]
-
-    def _places(self) -> list[tuple[int, int, int]]:
-        ends = [(at, *self._cuts[at : at + 2]) for at in own_first(self._server.comm)]
-        return [(at, low, high) for at, low, high in ends if low < high]
 
     # State, by parameter: what a worker has not pushed or taken over, and its own optimizer's.
 
@@ -134,7 +141,7 @@ class Pushes:
         for slot in self._bucket.slots:
             if self._unpushed and self._sum is not None and slot.number not in self._without:
                 state[f"unpushed/{slot.name}"] = view_of(self._sum.mine, slot).clone()
-            if self._is_early and (self._asked or self._has_answer):
+            if self._is_early and (self._asked is not None or self._has_answer):
                 state[f"answer/{slot.name}"] = view_of(self._inbox.mine, slot).clone()
         state["num_unpushed"] = torch.tensor(self._unpushed)
         # It is gathered from this rank alone: a bucket's group has one rank.

@@ -29,7 +29,7 @@ from syncline.strategies.pushes import Pushes
 from syncline.strategies.replicas import OwnReplicas, plan_own_replicas
 from syncline.strategies.rule_trial import decay_of_steps, decays_apart
 from syncline.strategies.settings import ServerSettings
-from syncline.strategies.strip import Strip
+from syncline.strategies.strip import ServedStrip
 
 
 class Server(Strategy):
@@ -70,7 +70,7 @@ class Server(Strategy):
         for bucket in model.buckets:
             cuts = model.cut(bucket, owns)
             low, high = cuts[comm.position : comm.position + 2]
-            strip = Strip(model, bucket, low, high, apart, saved)
+            strip = ServedStrip(model, bucket, low, high, apart, saved)
             self._pushes.append(Pushes(self, self._replicas, bucket, strip, cuts, saved))
         self._state = StateWindow(comm, model.buckets)
         return self._replicas

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from syncline.comm.window import Call
+from syncline.comm.window import Call, Counted, Functions
 from syncline.contract import Model, Saved, UpdateSettings
 from syncline.engine.bucket import Bucket
 from syncline.strategies.replicas import run_values
@@ -12,7 +12,7 @@ from syncline.strategies.rule_trial import decay_of_steps
 from syncline.strategies.terms import TermsTold
 
 
-class Strip:
+class ServedStrip:
     """A rank's strip of one bucket's parameters."""
 
     def __init__(
@@ -35,9 +35,9 @@ class Strip:
         self._decays_apart = decays_apart
         self._version = 0
         self.terms = TermsTold()
-        self.functions = {
+        self.functions: Functions = {
             "tell": self.terms.serve_part,
-            "push": self._serve_push,
+            "push": Counted(self._serve_push),
             "read": self._serve_read,
         }
 

@@ -35,23 +35,25 @@ class Terms(msgspec.Struct, array_like=True):
 
 
 class TermsTold:
-    """The last terms that this rank has sent to each owner, and has received from each worker."""
+    """The last terms that this rank has sent to all owners, and has received from each worker."""
 
     def __init__(self) -> None:
-        self._told: dict[int, bytes] = {}
+        self._told: bytes | None = None
         self._parts: dict[int, bytes] = {}
         self._heard: dict[int, Terms] = {}
 
-    def note(self, window: Window, position: int, text: bytes) -> bytes:
+    def note(self, window: Window, positions: Iterable[int], text: bytes) -> bytes:
         """Return the note for a push; if it is too long, send its first parts in "tell" calls.
 
-        `text` is the encoded terms. A window serves the calls of a rank in order.
+        `text` is the encoded terms; `positions` are the owners of strips, in every push the same.
+        A window serves the calls of a rank in order.
         """
-        if self._told.get(position) == text:
+        if self._told == text:
             return b""
-        self._told[position] = text
+        self._told = text
         while len(text) > MAX_NOTE_BYTES:
-            window.call(position, "tell", note=text[:MAX_NOTE_BYTES])
+            for position in positions:
+                window.call(position, "tell", note=text[:MAX_NOTE_BYTES])
             text = text[MAX_NOTE_BYTES:]
         return text
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import greenlet
 
 from syncline.errors import DeadlockError
+
+T = TypeVar("T")
 
 
 class Process:
@@ -34,6 +36,10 @@ class Clock:
         self._num_asked = 0
         self._processes: dict[greenlet.greenlet, Process] = {}
         self._main: greenlet.greenlet | None = None
+        self._running: Process | None = None
+        """The process that runs, or ran last."""
+        self._measured_s: float | None = None
+        """While `measure` runs: for how long the function has slept."""
 
     def at(self, time_s: float, call: Callable[..., Any], *args: Any) -> None:
         """Call `call` at a time, which must not lie in the past."""
@@ -58,9 +64,29 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         """Let virtual time pass, inside a process."""
+        if self._measured_s is not None:
+            self._measured_s += seconds
+            return
         process = self._current()
         self.after(seconds, self._resume, process)
         self._switch_away()
+
+    @property
+    def is_measuring(self) -> bool:
+        return self._measured_s is not None
+
+    def measure(self, function: Callable[[], T]) -> tuple[T, float]:
+        """Return a function's result, and how long it sleeps; no time passes meanwhile.
+
+        The function may sleep, but not wait for a signal.
+        """
+        assert self._measured_s is None
+        self._measured_s = 0.0
+        try:
+            result = function()
+            return result, self._measured_s
+        finally:
+            self._measured_s = None
 
     def run(self) -> None:
         """Run all events; return when none is left.
@@ -80,12 +106,14 @@ class Clock:
     def _resume(self, process: Process, *args: Any) -> None:
         if process.body in self._processes:
             process.waits_for = None
+            self._running = process
             process.body.switch(*args)
             if process.body.dead:
                 self._processes.pop(process.body, None)
 
     def _current(self) -> Process:
-        return self._processes[greenlet.getcurrent()]
+        assert self._running is not None, "no process runs"
+        return self._running
 
     def _switch_away(self) -> None:
         assert self._main is not None

@@ -70,7 +70,7 @@ class Links:
 
     def __init__(self, clock: Clock, rates: Mapping[Port, float]) -> None:
         self._clock = clock
-        self._ports = {key: _Port(key, _checked(key, rate)) for key, rate in rates.items()}
+        self._ports = {key: _Port(key, checked(key, rate)) for key, rate in rates.items()}
         self._routes: dict[tuple[Port, ...], _Route] = {}
         self._num_started = 0
         self._num_alive = 0
@@ -103,7 +103,7 @@ class Links:
 
     def set_rate(self, port: Port, rate: float) -> None:
         """Change what a port can carry, from now on; flows under way speed up or slow down."""
-        self._ports[port].rate = _checked(port, rate)
+        self._ports[port].rate = checked(port, rate)
         self._num_rate_changes += 1
         self._touched.update(self._ports[port].routes)
         self._update_by(self._clock.now_s)
@@ -212,7 +212,8 @@ class Links:
         return route.slowest
 
 
-def _checked(port: Port, rate: float) -> float:
+def checked(port: Port, rate: float) -> float:
+    """Return the rate, which must be positive and finite."""
     assert 0 < rate < math.inf, (port, rate)
     return rate
 
