@@ -66,8 +66,8 @@ class ComputeLane:
     ) -> None:
         """`build` lays out the buckets when the first shard's gradients are complete."""
         self.step_number = 0
-        self.check: Callable[[], None] | None = None
-        """Called before every step; it raises if the step must be refused."""
+        self.checks: list[Callable[[], None]] = []
+        """Called before every step; each raises if the step must be refused."""
         self.before_flags: Callable[[int], None] | None = None
         """Called with the step's number when its gradients are complete."""
         self.alike = Alike(share.step.comm.size)
@@ -144,8 +144,8 @@ class ComputeLane:
             self.spent.refuse_step()
         gradients = self.gradients
         self._outside.check(ends_step=gradients.shard == self._last_shard)
-        if self.check is not None:
-            self.check()
+        for check in self.checks:
+            check()
         if gradients.is_sent and any(raw_grad(slot.parameter) is not None for slot in self._slots):
             raise refuse_gradient_after_clipping()
         if gradients.shard != self._last_shard:

@@ -82,7 +82,7 @@ class Guards:
         if self._checks:
             compute.before_flags = self.agreement.begin_step
         if self._has_own:
-            compute.check = self._check_own
+            compute.checks.append(self._check_own)
         yield from self._loading.hook()
 
     def _check_own(self) -> None:

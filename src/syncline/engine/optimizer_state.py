@@ -26,6 +26,7 @@ from syncline.engine.build import LaidOutModel
 from syncline.engine.compute import ComputeLane
 from syncline.engine.lane import Lane
 from syncline.engine.optimizer import snapshot
+from syncline.engine.spread_state import SpreadState, refuse_state
 from syncline.engine.state import Held, State, gather_optimizer_state, held_by, put_together
 from syncline.engine.state_check import StateShape, by_name, fingerprint, is_torch_format, rename
 from syncline.engine.state_service import StateRequest, StateService, ask
@@ -60,6 +61,7 @@ class OptimizerState:
         self._address: str | None = None
         self._service: StateService | None = None
         self._where: dict[int, str] = {}
+        self._spread_state = SpreadState()
         self._num_loads = self._num_loaded = 0
         """How many loads have begun, and how many have ended."""
 
@@ -79,6 +81,8 @@ class OptimizerState:
         self._buckets, self._whole = buckets, whole
         if any(slot.parameter in self._optimizer.state for slot in self._slots):
             self._spread(self._take())
+        self._close_state()
+        self._compute.checks.append(self._check_state)
         if self._is_open and self._control is not None and any(map(_is_divided, buckets)):
             self._service = StateService(self._control, self._address, self._answer)
             mine = self._service.where.encode()
@@ -86,6 +90,16 @@ class OptimizerState:
             self._where = {
                 rank: text.decode() for rank, text in zip(self._comm.ranks, found, strict=True)
             }
+
+    def _close_state(self) -> None:
+        """Let the user's optimizer hold only the state of parameters that are frozen."""
+        held = self._optimizer.state
+        self._optimizer.state = self._spread_state
+        self._spread_state.hold(held)
+
+    def _check_state(self) -> None:
+        if self._optimizer.state is not self._spread_state:
+            raise refuse_state()
 
     @property
     def is_asked(self) -> bool:
@@ -109,6 +123,8 @@ class OptimizerState:
     def give_back(self) -> None:
         """Put the whole state into the user's optimizer. Every rank calls it."""
         whole = self.gather(is_wanted=True)
+        if self._buckets:
+            self._optimizer.state = self._spread_state.plain()
         for slot in self._slots:
             if slot.name in whole:
                 self._optimizer.state[slot.parameter] = whole[slot.name]
@@ -178,6 +194,8 @@ class OptimizerState:
         if not self._buckets:
             return
         whole = self.read()
+        self._check_state()
+        self._spread_state.is_open = True
         names = {id(slot.parameter): slot.name for slot in self._slots}
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             name = names.get(id(parameter))
@@ -187,6 +205,7 @@ class OptimizerState:
     def _after_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         if self._buckets:
             self._take()  # the dictionary has it: do not hold the whole state on this rank
+            self._spread_state.is_open = False
 
     # Loading.
 
@@ -235,6 +254,7 @@ class OptimizerState:
     def _after_load(self, optimizer: Optimizer) -> None:
         if self._buckets:
             self._spread(self._take(), snapshot(optimizer))
+            self._close_state()  # torch has put another dictionary there
 
     def _waiting(self) -> State:
         """Return the state of the slots that the user's optimizer holds itself."""
