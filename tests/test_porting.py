@@ -82,7 +82,7 @@ def cut_by_hand(names: dict) -> list[str]:
 def drawn(names: dict) -> list[str]:
     syncline.init(threads=1)
     torch.manual_seed(0)
-    names["model"], names["optimizer"], names["replica"] = spread(make_model())
+    names["model"], names["optimizer"], _ = spread(make_model())
     names |= {"draw": draw, "STEPS": 4}
     return ["model"]
 
@@ -101,7 +101,7 @@ KINDS = {
     plain: "AveragedModel(",
     metrics: "sum_over_ranks(",
     cut_by_hand: "batch_size=None",
-    drawn: "begin_shard(",
+    drawn: "syncline.shards(draw)",
     two_models: "maker_optimizer",
 }
 
