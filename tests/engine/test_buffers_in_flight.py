@@ -11,6 +11,7 @@ from torch import nn
 
 import syncline
 from ranks import run_ranks
+from syncline.engine.parameters import InFlight
 
 
 def make():
@@ -79,3 +80,22 @@ def test_copies_and_views_of_buffers_in_flight_are_plain_tensors():
         assert type(norm.running_var.view(2, 4)) is torch.Tensor
 
     train(model, optimizer, use)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("is_buffer_first", [True, False])
+def test_a_function_of_a_buffer_and_a_parameter_waits_for_both(is_buffer_first):
+    syncline.init()
+    model, optimizer = make()
+    syncline.distribute(model, optimizer, overlap=True, bucket_bytes=16)
+    classes = []
+
+    def use(norm, step):
+        pair = (norm.running_mean, norm.weight)
+        classes.append(type(norm.weight))
+        torch.add(*(pair if is_buffer_first else reversed(pair)))
+        classes.append(type(norm.weight))
+
+    train(model, optimizer, use)
+    assert classes[0] is InFlight
+    assert InFlight not in classes[1::2]

@@ -9,37 +9,16 @@ see the buffer before the average, or lose its change.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from syncline.engine.buffers import Buffers
 from syncline.engine.lane import Lane
-
-_waits: dict[int, Callable[[], None]] = {}
-"""What waits for each buffer in flight, by id."""
+from syncline.engine.parameters import Waits, waiters
 
 
-class InFlightBuffer(torch.Tensor):
+class InFlightBuffer(Waits, torch.Tensor):
     """A buffer that the comm lane may not have set yet."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        _wait_for_all(args)
-        _wait_for_all(kwargs.values())
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **kwargs)
-
-
-def _wait_for_all(values: Any) -> None:
-    for value in values:
-        if isinstance(value, InFlightBuffer):
-            wait = _waits.get(id(value))
-            if wait is not None:
-                wait()
-        elif isinstance(value, list | tuple):
-            _wait_for_all(value)
 
 
 class BuffersInFlight:
@@ -59,7 +38,7 @@ class BuffersInFlight:
 
         for buffer in self._buffers.all():
             if type(buffer) is torch.Tensor:
-                _waits[id(buffer)] = wait_on_compute_lane
+                waiters.hold(buffer, wait_on_compute_lane)
                 buffer.__class__ = InFlightBuffer
                 self._left.append(buffer)
 
@@ -67,5 +46,5 @@ class BuffersInFlight:
         """Let buffers be used at full speed again."""
         for buffer in self._left:
             buffer.__class__ = torch.Tensor
-            del _waits[id(buffer)]
+            waiters.drop(buffer)
         self._left.clear()

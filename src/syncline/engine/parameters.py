@@ -34,7 +34,7 @@ from syncline.errors import UsageError
 
 
 class _Waiters:
-    """The function that waits for each parameter, by id: tensors compare elementwise."""
+    """The function that waits for each tensor, by id: tensors compare elementwise."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, Callable[[], None]] = {}
@@ -44,8 +44,15 @@ class _Waiters:
         self._by_id[key] = wait
         weakref.finalize(parameter, self._by_id.pop, key, None)
 
-    def wait(self, parameter: Parameter) -> None:
-        self._by_id[id(parameter)]()
+    def hold(self, tensor: torch.Tensor, wait: Callable[[], None]) -> None:
+        """Set it for a tensor that the caller keeps alive until `drop`."""
+        self._by_id[id(tensor)] = wait
+
+    def drop(self, tensor: torch.Tensor) -> None:
+        self._by_id.pop(id(tensor), None)
+
+    def wait(self, tensor: Any) -> None:
+        self._by_id[id(tensor)]()
 
 
 waiters = _Waiters()
@@ -257,8 +264,10 @@ def _reads_no_value(func: Any) -> bool:
     return func.__name__ in _FACTS
 
 
-class InFlight(Watched):
-    """A parameter whose new value may not have arrived yet."""
+class Waits:
+    """A tensor that must be waited for: any torch function that gets it waits first."""
+
+    __slots__ = ()
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -267,6 +276,10 @@ class InFlight(Watched):
         _wait_for_all(kwargs.values())
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
+
+
+class InFlight(Waits, Watched):
+    """A parameter whose new value may not have arrived yet."""
 
     @property
     def grad(self) -> torch.Tensor | None:
@@ -279,7 +292,7 @@ class InFlight(Watched):
 
 def _wait_for_all(values: Any) -> None:
     for value in values:
-        if isinstance(value, InFlight):
+        if isinstance(value, Waits):
             waiters.wait(value)
         elif isinstance(value, list | tuple):
             _wait_for_all(value)
