@@ -25,7 +25,7 @@ from syncline.launch.env import LaunchedRank, read_world
 from syncline.losses import loss_of
 from syncline.not_finite import NotFinite, mean_loss
 from syncline.perf.pace import Pace
-from syncline.perf.trace import Recorder
+from syncline.perf.recorder import Recorder
 from syncline.recipe import Order, build_model, build_optimizer, learning_rate, load_data
 from syncline.report.progress import Progress
 from syncline.run_checkpoints import RunCheckpoints

@@ -27,6 +27,7 @@ from syncline.comm.base import (
     each_element_once,
 )
 from syncline.comm.cost import Phase, is_across
+from syncline.comm.group_numbers import GroupNames
 from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.shape import Machines, by_machine, choose, kind_of
 from syncline.comm.virtual_endpoint import Endpoint
@@ -79,6 +80,7 @@ class VirtualWorld:
             rates["inside", rank] = cluster.inside.rate_bytes_per_s
         self.links = FastLinks(clock, rates) if has_fast_links else Links(clock, rates)
         machines = by_machine(range(cluster.ranks), cluster.ranks_per_machine)
+        self.names = GroupNames()
         self._everybody = VirtualGroup(self, machines)
 
     def _lane(self, rank: int) -> Turns | Booked:
@@ -101,16 +103,18 @@ class VirtualWorld:
         done: Callable[[], None],
         *,
         is_answer: bool = False,
-    ) -> None:
+    ) -> float:
         """Send a message from one rank to another; call `done` when it has arrived.
 
-        A rank sends its messages to other machines one after the other, each for `message_s`. That
+        Return when its bytes begin to move. A rank sends its messages to other machines one after the other, each for `message_s`. That
         of an answer has passed while the call was served.
         """
         ports, link = self.ports_between(one, other)
         is_paid = is_answer or self.is_inside(one, other)
         sent_s = self.clock.now_s if is_paid else self.send_messages(one, 1)
-        self.clock.at(sent_s + link.latency_s, self.links.start, ports, float(num_bytes), done)
+        moving_s = sent_s + link.latency_s
+        self.clock.at(moving_s, self.links.start, ports, float(num_bytes), done)
+        return moving_s
 
     def send_messages(self, rank: int, number: int) -> float:
         """Let a rank send messages to other machines; return when the last of them has left it."""
@@ -170,12 +174,18 @@ class VirtualWorld:
             done()
             return
         phase, *rest = phases
-        is_inside = phase.where == "inside"
-        link = self.cluster.inside if is_inside else self.cluster.network
-        ports = group.inside_ports if is_inside else group.across_ports
+        ports = group.inside_ports if phase.where == "inside" else group.across_ports
         then = lambda: self._pay_phases(group, rest, done)  # noqa: E731
-        delay_s = phase.rounds * link.latency_s + phase.messages * self.cluster.message_s
-        self.clock.after(delay_s, self.links.start, ports, phase.num_bytes, then)
+        self.clock.after(self._delay_s(phase), self.links.start, ports, phase.num_bytes, then)
+
+    def _delay_s(self, phase: Phase) -> float:
+        link = self.cluster.inside if phase.where == "inside" else self.cluster.network
+        return phase.rounds * link.latency_s + phase.messages * self.cluster.message_s
+
+    def latency_s(self, phases: Sequence[Phase]) -> float:
+        """Return how much of a collective's time does not depend on its bytes."""
+        once_s = self.cluster.collective_s if is_across(phases) else 0.0
+        return once_s + sum(map(self._delay_s, phases))
 
 
 class VirtualComm:
@@ -316,7 +326,7 @@ class VirtualComm:
         gathering.brought[self.position] = brings
         if len(gathering.brought) == group.size:
             del group.gatherings[number]
-            gathering.began_after = me.cause
+            gathering.met_s = self._world.clock.now_s
 
             def end() -> None:
                 if self._world.device.type != "meta":
@@ -326,7 +336,14 @@ class VirtualComm:
 
             self._world.pay(group, charge.phases, end)
         gathering.done.wait(lambda: self._explain(gathering))
-        me.waited_for = gathering.began_after
+        recorder = me.traffic.recorder
+        if recorder is not None:
+            exchange = f"{group.name}.{number[0]}:{number[1]}"
+            met_s = gathering.met_s
+            recorder.end_part("wait", exchange, end_s=met_s)
+            latency_s = self._world.latency_s(charge.phases)
+            recorder.end_part("latency", exchange, end_s=met_s + latency_s)
+            recorder.end_part("wire", exchange)
 
     def _explain(self, gathering: Gathering) -> str:
         missing = sorted(rank for at, rank in enumerate(self.ranks) if at not in gathering.brought)

@@ -12,7 +12,6 @@ from syncline.comm.cost import Phase, phases
 from syncline.comm.shape import Machines, positions_of, shape_of
 from syncline.comm.virtual_bundle import Served
 from syncline.comm.volume import Volume, stages, strip_bytes, volume_of_partials, volume_of_strips
-from syncline.perf.trace import TaskId
 from syncline.virtual.clock import Signal
 from syncline.virtual.link import Port
 
@@ -41,7 +40,8 @@ class Gathering:
     charge: Charge
     done: Signal
     brought: dict[int, Any] = field(default_factory=dict)
-    began_after: TaskId | None = None
+    met_s: float = 0.0
+    """When the last of them came."""
 
 
 class VirtualGroup:
@@ -51,6 +51,7 @@ class VirtualGroup:
         self.world = world
         self.machines = machines
         self.ranks = positions_of(machines)
+        self.name = world.names.take(self.ranks)
         self.shape = shape_of(machines)
         self.size = len(self.ranks)
         self.inside_ports: list[Port] = [("inside", rank) for rank in self.ranks]

@@ -189,6 +189,11 @@ def call_own_function(
     return Done(functions[function](Call.of(rank, values, out, note)))
 
 
+def id_of_call(window: str, caller: int, owner: int, number: int) -> str:
+    """Return the id of a call, in a trace: the same on both ranks."""
+    return f"{window}:{caller}>{owner}:{number}"
+
+
 def bytes_moved(*memories: Memory | None) -> int:
     return sum(one.mine.numel() * one.mine.itemsize for one in memories if one is not None)
 
@@ -199,9 +204,25 @@ class PeerWaits:
     def __init__(self, context: Context) -> None:
         self._hub = context.hub
         self._control = context.control
+        self._traffic = context.traffic
+        self._rank = context.rank
 
-    def wait(self, rank: int, is_over: Callable[[], bool], what: str) -> None:
-        """Return when `is_over`; raise PeerGone if the rank is gone by then."""
+    def wait(self, rank: int, is_over: Callable[[], bool], name: str, number: int) -> None:
+        """Return when `is_over`; raise PeerGone if the rank is gone by then.
+
+        The window's name and the number of the call tell calls apart, in a trace.
+        """
+        recorder = self._traffic.recorder
+        if recorder is None:
+            self._wait(rank, is_over, "a call")
+            return
+        recorder.end_part("work")
+        try:
+            self._wait(rank, is_over, "a call")
+        finally:
+            recorder.end_part("call", id_of_call(name, self._rank, rank, number), (rank,))
+
+    def _wait(self, rank: int, is_over: Callable[[], bool], what: str) -> None:
         started = time.monotonic()
         while not is_over():
             self._hub.sleep(is_over)
@@ -219,6 +240,7 @@ class PeerWaits:
         why: Callable[[], str],
         late: Callable[[], Sequence[int]] | None,
     ) -> None:
+        self._traffic.spent("work")
         started = time.monotonic()
         while not is_true():
             self._control.check()
@@ -227,6 +249,8 @@ class PeerWaits:
             if late is not None and waited_s > self._control.hung_s:
                 for rank in late()[:1]:  # empty, if all have come or are gone by now
                     self._control.check_hung(rank, waited_s, why())
+        if self._traffic.recorder is not None:
+            self._traffic.recorder.end_part("wait", self._traffic.recorder.last_served)
 
     def check(self, rank: int) -> None:
         if self.is_gone(rank):
@@ -283,9 +307,17 @@ class ServedWindow(OneByOne):
         """Send a call to its owner, another rank."""
         raise NotImplementedError
 
-    def serve(self, function: int, call: Call) -> int:
+    def serve(self, function: int, call: Call, name: str, number: int) -> int:
+        """Serve a call; the window's name and the call's number tell it from others."""
+        recorder = self._context.traffic.recorder
+        if recorder is not None:
+            recorder.open()
         with torch.no_grad():
-            return self._in_order[function](call)
+            result = self._in_order[function](call)
+        if recorder is not None:
+            exchange = id_of_call(name, call.sender, self._context.rank, number)
+            recorder.close_served(exchange, call.sender)
+        return result
 
     def until(
         self,

@@ -27,7 +27,7 @@ from syncline.engine.refusals import refuse_detached
 from syncline.engine.state import State
 from syncline.engine.whole import load_values
 from syncline.errors import UsageError
-from syncline.perf.trace import Recorder
+from syncline.perf.recorder import Recorder
 
 
 class Replica:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch.nn import Parameter
 
@@ -21,10 +22,12 @@ from syncline.contract import Strategy
 from syncline.engine.bucket import Slot
 from syncline.engine.layout import Layout, Wishes, choose
 from syncline.engine.share import make_plan, world_of
+from syncline.engine.traced import header_of
 from syncline.errors import PeerGone, RankDied
 from syncline.faults import Conditions
 from syncline.perf.pace import samples_per_s_of
-from syncline.perf.trace import Recorder, Trace
+from syncline.perf.recorder import Recorder
+from syncline.perf.trace import Trace
 from syncline.result import CurvePoint, RunResult
 from syncline.sim.learn import Learning, RankLearner
 from syncline.sim.rank import VirtualRank
@@ -55,7 +58,8 @@ class Outcome(RunResult):
     carried_bytes: dict[Port, float]
     """How many bytes each port carried in all."""
     wall_s: float
-    trace: Trace
+    trace: Trace | None
+    """Every task of every rank, if it was asked for."""
     places: Layout
     """How the parameters lie in buckets on rank 0."""
     links: LinkModel
@@ -93,6 +97,7 @@ def simulate(
     num_settings: int = 0,
     clips: bool = False,
     keeps_messages: bool = False,
+    traces: bool = False,
     links: LinkModel = "exact",
     on_step: Callable[[int], None] = lambda step: None,
 ) -> Outcome:
@@ -100,7 +105,7 @@ def simulate(
 
     With `learning` the ranks compute on its data, otherwise only sizes are simulated; then
     `num_settings` is how many numbers the optimizer's settings have, and `clips` says whether
-    gradients are clipped. `on_step` is called after every step of rank 0. `links` chooses the model
+    gradients are clipped. `traces` asks for a trace. `on_step` is called after every step of rank 0. `links` chooses the model
     of links that messages share: with "fast" ones many ranks are simulated sooner, not exactly.
     """
     make = strategy if callable(strategy) else functools.partial(make_strategy, strategy)
@@ -159,7 +164,7 @@ def simulate(
             if learning is not None
             else [Slot(s.name, p, s.number) for s, p in zip(by_number, parameters, strict=True)],
             RankLearner(learning) if learning is not None else None,
-            Recorder(number, now=lambda: clock.now_s),
+            Recorder(number, now=lambda: clock.now_s) if traces else None,
         )
         if number == 0:
             rank.on_step = on_step
@@ -282,8 +287,26 @@ def _outcome(
         links="fast" if isinstance(world.links, FastLinks) else "exact",
         messages=tuple(rank.comm.traffic.log or [] for rank in ranks),
         strategy=ranks[0].report(),
-        trace=Trace(tuple(task for rank in ranks for task in rank.recorder.tasks)),
+        trace=_trace(ranks, shards, samples) if ranks[0].recorder is not None else None,
         **found,  # type: ignore[arg-type]
+    )
+
+
+def _trace(ranks: Sequence[VirtualRank], shards: int, samples: int) -> Trace:
+    """Return the tasks of all ranks; `samples` are those of a shard."""
+    first = ranks[0]
+    header = header_of(first.strategy, first.comm, first.buckets, shards)
+    tasks = [rank.recorder.tasks for rank in ranks if rank.recorder is not None]
+    return Trace(
+        tuple(itertools.chain.from_iterable(tasks)),
+        msgspec.structs.replace(
+            header,
+            clock="virtual",
+            samples=samples,
+            steps=first.setting.steps,
+            sent_bytes=tuple(rank.comm.traffic.step_bytes for rank in ranks),
+            cluster=msgspec.to_builtins(first.world.cluster),
+        ),
     )
 
 
