@@ -7,6 +7,7 @@ bit, and a run that was killed and resumed gives those of one that was not.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -25,17 +26,18 @@ from syncline.launch.env import LaunchedRank, read_world
 from syncline.losses import loss_of
 from syncline.not_finite import NotFinite, mean_loss
 from syncline.perf.pace import Pace
-from syncline.perf.recorder import Recorder
 from syncline.recipe import Order, build_model, build_optimizer, learning_rate, load_data
 from syncline.report.progress import Progress
 from syncline.run_checkpoints import RunCheckpoints
 from syncline.run_folder import Metrics, Summary, is_finished, remove_summary, write_summary
 from syncline.run_ranks import RunRanks
-from syncline.run_trace import collect_trace
+from syncline.run_trace import RunTrace
 from syncline.same_data import check_same_data
 from syncline.session import Session, close_session, fail_session, open_session_of
 from syncline.strategies import make_strategy
 from syncline.verify.recording import record_if_verifying
+
+_NOT_RECORDED = contextlib.nullcontext()
 
 
 def train(
@@ -44,9 +46,8 @@ def train(
     """Train as the job says, as one rank of the world this process was started in.
 
     Every rank calls it. Rank 0 writes the run folder `out`: metrics.jsonl, checkpoints and
-    summary.json. It also writes the file `trace`, if one is named: the tasks of every rank and
-    their times. Each rank counts time from the start of its first step, because clocks of different
-    machines cannot be compared. The compute of the first shard is left out: it includes set-up.
+    summary.json. It also writes the file `trace`, if one is named: the tasks of every rank on one
+    clock (docs/traces.md).
     """
     torch.set_num_threads(job.run.threads)
     world = read_world()
@@ -86,6 +87,7 @@ class _Run:
         self.job = job = job.resolved(world.size)
         self.world = world
         self.out, self.trace = out, trace
+        self.run_trace: RunTrace | None = None
         self.progress = progress
         self.metrics = Metrics(out)
         self.data = load_data(job)
@@ -128,7 +130,8 @@ class _Run:
         )
         self.note_step = record_if_verifying(self.replica)
         if self.trace is not None:
-            self.replica.recorder = Recorder(self.world.rank)
+            steps = range(self.start, self.total)
+            self.run_trace = RunTrace(self.replica, session, self.job, steps)
         self.replica.run.may_leave_early = self.job.run.stop_when_not_finite
         self.ranks = RunRanks(settings.own, session, self.replica)
         if saved is not None:
@@ -165,7 +168,8 @@ class _Run:
             for shard in replica.my_shards:
                 self.ranks.show_phase("forward")
                 replica.begin_shard(shard)
-                images, labels = self.order.batch_of_shard(self.data, step, shard)
+                with self._task("input", step):
+                    images, labels = self.order.batch_of_shard(self.data, step, shard)
                 shard_loss = self.loss(self.model(images), labels)
                 if shard == replica.my_shards[0] and step > self.start:
                     # Other ranks' losses of the previous step arrive while forward runs.
@@ -191,7 +195,7 @@ class _Run:
         if self.total > self.start:
             loss = self._report_step(self.total)
         summary = self._finish(seconds, loss)
-        self._write_trace(started)
+        self._write_trace()
         self.progress.finish(summary)
         return summary
 
@@ -207,7 +211,7 @@ class _Run:
             if self.replica.is_served:
                 self.not_finite.look_at_loss(done, mean_loss(self.replica.losses))
         summary = self._finish(0.0, None)
-        self._write_trace(0.0)
+        self._write_trace()
         return summary
 
     def _report_step(self, done: int) -> float:
@@ -316,7 +320,8 @@ class _Run:
             return None, None
         self.ranks.show_phase("evaluate")
         how = self.shared_evaluation.evaluate if is_shared else evaluate_alone
-        loss, accuracy = how(self.model, self.data.test, self.loss)
+        with self._task("evaluate", step - 1):
+            loss, accuracy = how(self.model, self.data.test, self.loss)
         self.progress.evaluated(step, loss, accuracy)
         return loss, accuracy
 
@@ -329,21 +334,26 @@ class _Run:
         all_hold = all_hold or not self.replica.has_own
         if is_wanted or all_hold:
             is_wanted &= self.not_finite.may_save(step, all_hold=all_hold)
-        self.checkpoints.save(self.replica, step, is_wanted=is_wanted)
+        with self._task("checkpoint", step - 1):
+            self.checkpoints.save(self.replica, step, is_wanted=is_wanted)
 
     def _save_own(self, step: int) -> None:
         """Write this rank's own checkpoint, if the strategy needs one to resume."""
         if self.replica.plan.keeps_own:
             self.ranks.show_phase("save")
             if self.not_finite.may_save(step, all_hold=False):
-                self.checkpoints.save_own(self.replica, step)
+                with self._task("checkpoint", step - 1):
+                    self.checkpoints.save_own(self.replica, step)
 
-    def _write_trace(self, zero_s: float) -> None:
-        """Write all ranks' tasks, if a trace is asked for; `zero_s` is time 0 of this rank."""
-        if self.trace is None:
+    def _task(self, kind: str, step: int) -> contextlib.AbstractContextManager[None]:
+        """Record what is done inside as a task of the compute lane, if a trace is asked for."""
+        return _NOT_RECORDED if self.run_trace is None else self.run_trace.task(kind, step)
+
+    def _write_trace(self) -> None:
+        """Write all ranks' tasks, if a trace is asked for."""
+        if self.run_trace is None or self.trace is None:
             return
-        is_alone = bool(self.ranks.absent())
-        found = collect_trace(self.replica, zero_s, self.session, is_alone=is_alone)
+        found = self.run_trace.collect(is_alone=bool(self.ranks.absent()))
         if self.ranks.writes_folder:
             with explained(self.trace):
                 found.write(self.trace)

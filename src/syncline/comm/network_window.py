@@ -14,6 +14,7 @@ import torch
 
 from syncline.comm.base import Memory
 from syncline.comm.context import Context
+from syncline.comm.peer_waits import id_of_call
 from syncline.comm.window import (
     Call,
     Done,
@@ -22,7 +23,6 @@ from syncline.comm.window import (
     Pending,
     ServedWindow,
     bytes_moved,
-    id_of_call,
 )
 from syncline.errors import CommError
 
@@ -130,6 +130,7 @@ class NetworkWindow(ServedWindow):
         self._streams.send_bytes(rank, _REQUESTS, header)
         if values is not None and values.mine.numel():
             self._streams.send(rank, _REQUESTS, values.mine)
+        self._waits.note_sent(rank, self.name, number)
         sent = self._pending[rank, number] = _Request(self, rank, buffer, number)
         return sent
 

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from syncline.comm.base import Memory
-from syncline.comm.window import Call, Functions, Lost, PeerWaits, Pending, ServedWindow
+from syncline.comm.peer_waits import PeerWaits
+from syncline.comm.window import Call, Functions, Lost, Pending, ServedWindow
 from syncline.errors import CommError, PeerGone
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class SharedCalls:
         self._bytes[start : start + len(note)] = note
         words[cell + _ASKED] = number
         self._ring(owner)
+        self._waits.note_sent(self._comm.ranks[owner], self.name, number)
         posted = self._in_cell[cell] = _Posted(self, owner, cell, number)
         return posted
 

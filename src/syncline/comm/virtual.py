@@ -106,8 +106,8 @@ class VirtualWorld:
     ) -> float:
         """Send a message from one rank to another; call `done` when it has arrived.
 
-        Return when its bytes begin to move. A rank sends its messages to other machines one after the other, each for `message_s`. That
-        of an answer has passed while the call was served.
+        Return when its bytes begin to move. A rank sends its messages to other machines one after
+        the other, each for `message_s`. That of an answer has passed while the call was served.
         """
         ports, link = self.ports_between(one, other)
         is_paid = is_answer or self.is_inside(one, other)
@@ -338,12 +338,8 @@ class VirtualComm:
         gathering.done.wait(lambda: self._explain(gathering))
         recorder = me.traffic.recorder
         if recorder is not None:
-            exchange = f"{group.name}.{number[0]}:{number[1]}"
-            met_s = gathering.met_s
-            recorder.end_part("wait", exchange, end_s=met_s)
-            latency_s = self._world.latency_s(charge.phases)
-            recorder.end_part("latency", exchange, end_s=met_s + latency_s)
-            recorder.end_part("wire", exchange)
+            exchange, met_s = f"{group.name}.{number[0]}:{number[1]}", gathering.met_s
+            recorder.end_exchange(exchange, met_s, met_s + self._world.latency_s(charge.phases))
 
     def _explain(self, gathering: Gathering) -> str:
         missing = sorted(rank for at, rank in enumerate(self.ranks) if at not in gathering.brought)

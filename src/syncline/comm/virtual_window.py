@@ -15,6 +15,7 @@ import torch
 
 from syncline.comm.base import Memory
 from syncline.comm.many_calls import OneByOne, PendingCalls, Targets
+from syncline.comm.peer_waits import id_of_call
 from syncline.comm.virtual_bundle import Bundle, Served, Trip
 from syncline.comm.window import (
     Call,
@@ -23,7 +24,6 @@ from syncline.comm.window import (
     Functions,
     Pending,
     bytes_moved,
-    id_of_call,
 )
 from syncline.errors import PeerGone
 from syncline.virtual.clock import Clock, Signal
@@ -54,6 +54,12 @@ class Asked:
     """When the bytes of the answer began to move."""
     result: int | None = None
     got: torch.Tensor | None = None
+
+    def note_sent(self) -> None:
+        """Record that it was sent, if a trace is recorded."""
+        recorder = self.caller.traffic.recorder
+        if recorder is not None:
+            recorder.end_part("send", self.exchange, (self.owner.rank,))
 
     def is_over(self) -> bool:
         return self.done.is_set()
@@ -149,6 +155,7 @@ class VirtualWindow(OneByOne):
                 end(run())
 
         asked.moving_s = self._world.carry(*ranks, 0, arrive)
+        asked.note_sent()
         return asked
 
     def call(
@@ -193,6 +200,7 @@ class VirtualWindow(OneByOne):
         else:
             self._count(function, bytes_moved(values, out))
             asked.moving_s = self._world.carry(rank, asked.owner.rank, to_there, arrive)
+            asked.note_sent()
         return asked
 
     def call_all(

@@ -85,8 +85,8 @@ class Replica:
     def recorder(self) -> Recorder | None:
         """The recorder of this rank's tasks. Set it to begin recording, to None to stop.
 
-        The compute lane's tasks are recorded from the next forward on, and only if the exchange is
-        overlapped: inline there are no hooks that tell one bucket from the next.
+        Every rank sets it, between the same steps. In the first step, and where the exchange is
+        inline, forward and backward are one task each.
         """
         return self._parts.recorder
 

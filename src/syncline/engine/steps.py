@@ -31,7 +31,6 @@ from syncline.engine.layout import Layout
 from syncline.engine.told_settings import restore
 from syncline.errors import UsageError
 from syncline.perf.recorder import Recorder
-from syncline.perf.trace import TaskId
 
 
 class Timing(Protocol):
@@ -114,8 +113,6 @@ class Steps:
         """The numbers of the workers' optimizer settings; empty if all ranks compute."""
         self._next_send = 0
         self._entered_step = -1
-        self._last_tasks: dict[int, TaskId] = {}
-        """The last task of each channel."""
         self.recorder: Recorder | None = None
         self.waited_s = 0.0
         """Time the compute lane has spent waiting for the comm lane: exposed communication."""
@@ -254,8 +251,7 @@ class Steps:
         self._strategy.gradient_ready(bucket)
         bucket.is_reduced = True
         if self.recorder is not None:
-            before = (("backward", index), ("backward", -1))
-            self._end(bucket.channel, "reduce", index, step, *before)
+            self.recorder.close_hook(bucket.channel, "reduce", index, step, ("backward", index))
 
     def _run_step_entered(self, number: int, invalid_because: str | None, has_flags: bool) -> None:
         self._begin("step", -1, number)
@@ -271,8 +267,8 @@ class Steps:
             self._act_on_flags(invalid_because)
         self._entered_step = number
         if self.recorder is not None:
-            before = (("backward", self._send_order[-1].index), ("backward", -1), ("clip", -1))
-            self._end(self._step_channel, "step", -1, number, *before)
+            last = ("backward", self._send_order[-1].index)
+            self.recorder.close_hook(self._step_channel, "step", -1, number, last, ("clip", -1))
 
     def _act_on_flags(self, invalid_because: str | None) -> None:
         """Act on what all ranks of the step group have told."""
@@ -335,22 +331,10 @@ class Steps:
         self._begin("update", index, step)
         self._strategy.before_use(bucket, UpdateSettings(settings, self._without))
         if self.recorder is not None:
-            self._end(bucket.gather_channel, "gather", index, step, *after)
+            self.recorder.close_hook(bucket.gather_channel, "gather", index, step, *after)
 
     def _begin(self, phase: str, bucket: int, step: int) -> None:
         """Note that a hook begins, and begin its task."""
         self._note(phase, bucket, step)
         if self.recorder is not None:
             self.recorder.open()
-
-    def _end(
-        self, channel: int, kind: str, bucket: int, step: int, *after: tuple[str, int]
-    ) -> None:
-        """Record the task of a hook, after the channel's last one and these of this rank."""
-        recorder = self.recorder
-        assert recorder is not None
-        known = recorder.after(*after)
-        before = self._last_tasks.get(channel)
-        known = known if before is None else (before, *known)
-        number = recorder.close(kind, bucket, step, tuple(dict.fromkeys(known)))
-        self._last_tasks[channel] = (recorder.rank, number)

@@ -27,7 +27,7 @@ def header_of(
     ]
     return Header(
         syncline=version,
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         strategy=type(strategy).__name__.lower(),
         machines=tuple(tuple(machine) for machine in comm.machines),
         shards=shards,

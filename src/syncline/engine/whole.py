@@ -150,9 +150,10 @@ class WholeRun:
 
     def mean_of(self, number: float, comm: Communicator) -> float:
         """Return the mean of a number over all ranks of the world. Every rank calls it."""
-        if self.whole is None:
-            return self._lane.call(mean_over, comm, number)
-        return self._lane.call(self.whole.mean_of, number)
+        with comm.traffic.apart():
+            if self.whole is None:
+                return self._lane.call(mean_over, comm, number)
+            return self._lane.call(self.whole.mean_of, number)
 
     def meet(self) -> None:
         """Wait for all ranks that are not gone, with an asynchronous strategy."""

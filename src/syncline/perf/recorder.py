@@ -54,6 +54,8 @@ class Recorder:
         """The step that this rank computes."""
         self.last_served = ""
         """The id of the call that this rank has served last."""
+        self._last_hooks: dict[int, TaskId] = {}
+        """The last task of each channel of the comm lane."""
         self._counts: dict[str, int] = {}
         self._open: dict[greenlet.greenlet, list[_Open]] = {}
         self._numbers = itertools.count()
@@ -135,6 +137,12 @@ class Recorder:
             task.num_bytes = 0
         task.at_s = max(end_s, task.at_s)
 
+    def end_exchange(self, exchange: str, met_s: float, moving_s: float) -> None:
+        """End an exchange: its ranks had met at `met_s`, and its bytes moved since `moving_s`."""
+        self.end_part("wait", exchange, end_s=met_s)
+        self.end_part("latency", exchange, end_s=moving_s)
+        self.end_part("wire", exchange)
+
     def add_bytes(self, num_bytes: int) -> None:
         """Count bytes that are handed to peers for the part that is under way."""
         opened = self._open.get(greenlet.getcurrent())
@@ -158,6 +166,16 @@ class Recorder:
             task.parts.append(Part("send", task.at_s, task.num_bytes))
         parts = tuple(task.parts)
         return self._add("comm", kind, bucket, step, task.start_s, task.at_s, after, parts)
+
+    def close_hook(
+        self, channel: int, kind: str, bucket: int, step: int, *after: tuple[str, int]
+    ) -> None:
+        """End the task of a hook, which began after its channel's last and after these."""
+        before = self._last_hooks.get(channel)
+        known = self.after(*after, ("backward", -1))
+        known = known if before is None else (before, *known)
+        number = self.close(kind, bucket, step, tuple(dict.fromkeys(known)))
+        self._last_hooks[channel] = (self.rank, number)
 
     def close_served(self, exchange: str, caller: int) -> None:
         """End the task of a call that this rank has served."""

@@ -46,7 +46,8 @@ def simulate_job(
 
     With `learns` the ranks compute on the job's data, for all of the job's steps; otherwise only
     sizes are simulated, for `steps` steps, and nothing is loaded. `workload` is None to count the
-    model's operations (`find_workload`). `traces` asks for a trace. `on_step` is called after every step of rank 0.
+    model's operations (`find_workload`). `traces` asks for a trace. `on_step` is called after every
+    step of rank 0.
     """
     settings, bucket_bytes = job.strategy, job.strategy.bucket_bytes
     assert settings.shards is not None

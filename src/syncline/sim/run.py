@@ -25,6 +25,7 @@ from syncline.engine.share import make_plan, world_of
 from syncline.engine.traced import header_of
 from syncline.errors import PeerGone, RankDied
 from syncline.faults import Conditions
+from syncline.perf.meetings import of_steps
 from syncline.perf.pace import samples_per_s_of
 from syncline.perf.recorder import Recorder
 from syncline.perf.trace import Trace
@@ -105,8 +106,9 @@ def simulate(
 
     With `learning` the ranks compute on its data, otherwise only sizes are simulated; then
     `num_settings` is how many numbers the optimizer's settings have, and `clips` says whether
-    gradients are clipped. `traces` asks for a trace. `on_step` is called after every step of rank 0. `links` chooses the model
-    of links that messages share: with "fast" ones many ranks are simulated sooner, not exactly.
+    gradients are clipped. `traces` asks for a trace; `on_step` is called after each step of rank 0.
+    `links` chooses the model of links that messages share: with "fast" ones many ranks are
+    simulated sooner, not exactly.
     """
     make = strategy if callable(strategy) else functools.partial(make_strategy, strategy)
     strategies = [make() for _ in range(cluster.ranks)]
@@ -298,7 +300,7 @@ def _trace(ranks: Sequence[VirtualRank], shards: int, samples: int) -> Trace:
     header = header_of(first.strategy, first.comm, first.buckets, shards)
     tasks = [rank.recorder.tasks for rank in ranks if rank.recorder is not None]
     return Trace(
-        tuple(itertools.chain.from_iterable(tasks)),
+        tuple(of_steps(itertools.chain.from_iterable(tasks))),
         msgspec.structs.replace(
             header,
             clock="virtual",
