@@ -30,6 +30,7 @@ from syncline.perf.pace import samples_per_s_of
 from syncline.perf.recorder import Recorder
 from syncline.perf.trace import Trace
 from syncline.result import CurvePoint, RunResult
+from syncline.run_folder import finite
 from syncline.sim.learn import Learning, RankLearner
 from syncline.sim.rank import VirtualRank
 from syncline.sim.setting import Setting
@@ -307,7 +308,7 @@ def _trace(ranks: Sequence[VirtualRank], shards: int, samples: int) -> Trace:
             samples=samples,
             steps=first.setting.steps,
             sent_bytes=tuple(rank.comm.traffic.step_bytes for rank in ranks),
-            cluster=msgspec.to_builtins(first.world.cluster),
+            cluster=finite(msgspec.to_builtins(first.world.cluster)),
         ),
     )
 
