@@ -61,7 +61,7 @@ def _check_exchanges(trace, error_s):
     spans = defaultdict(lambda: defaultdict(list))
     for task in trace.tasks:
         for part, start_s in task.spans():
-            if part.exchange and part.kind != "wait" or ">" not in part.exchange:
+            if (part.exchange and part.kind != "wait") or ">" not in part.exchange:
                 spans[part.exchange][task.rank].append((task, part, start_s))
     del spans[""]
     for exchange, by_rank in spans.items():

@@ -101,8 +101,8 @@ class Recorder:
 
     def after(self, *tasks: tuple[str, int]) -> tuple[TaskId, ...]:
         """Return this rank's last task of each kind and bucket that has one."""
-        rank, last = self.rank, self.last
-        return tuple([(rank, last[task]) for task in tasks if task in last])
+        numbers = [self.last.get(task) for task in tasks]
+        return tuple([(self.rank, number) for number in numbers if number is not None])
 
     def after_all(self, kind: str) -> tuple[TaskId, ...]:
         """Return this rank's last task of a kind for each bucket."""
@@ -235,6 +235,7 @@ class Recorder:
             self.follow("backward", bucket, step, self._since_s)
             self._since_s = self.now()
             self._bucket = bucket
+            self.last.pop(("backward", -1), None)  # that of a step before there were buckets
 
     def end_backward(self) -> None:
         """Note that backward is over: without buckets its time is one task."""
