@@ -22,7 +22,6 @@ from torch.nn import Parameter
 from syncline.engine.parameters import BetweenShards, become, refuse_between
 from syncline.errors import UsageError
 
-
 trace_rules.add("syncline.engine")  # torch.compile splits its graphs where this code is called
 
 
