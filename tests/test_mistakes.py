@@ -254,6 +254,18 @@ def _(trial: Trial) -> str:
     return trial.train("run.steps=9", more=("--out", "run", "--resume"))
 
 
+@case("a rank's own checkpoint in the place of the run's")
+def _(trial: Trial) -> str:
+    import dataclasses
+
+    from syncline import checkpoint
+
+    path = trial.finished_run()
+    own = dataclasses.replace(checkpoint.load(path), rank=1)
+    checkpoint.save(path.parent, own)
+    return trial.train("run.steps=9", more=("--out", "run", "--resume"))
+
+
 @case("a file of somebody else among the checkpoints")
 def _(trial: Trial) -> str:
     import torch

@@ -85,8 +85,7 @@ class _Run:
     ) -> None:
         self.job = job = job.resolved(world.size)
         self.world = world
-        self.out, self.trace = out, trace
-        self.progress = progress
+        self.out, self.trace, self.progress = out, trace, progress
         self.metrics = Metrics(out)
         self.data = load_data(job)
         self.order = Order(job, self.data)
@@ -103,9 +102,8 @@ class _Run:
 
     def run_in(self, session: Session) -> Summary:
         """Train in a session that is open, from the checkpoint if the run is resumed."""
-        self.session = session
+        self.session, saved = session, None
         comm, lane = session.comm, session.lane
-        saved = None
         if self.resume:
             saved, summary = self.checkpoints.agree(self._chosen, self.total, comm, lane)
             self.start, self._chosen = saved.step, None
@@ -213,16 +211,18 @@ class _Run:
     def _report_step(self, done: int) -> float:
         """Show and record the last of `done` steps, whose losses have arrived; return its loss."""
         loss = mean_loss(self.replica.losses)
-        samples_per_s, exposed = self.pace.samples_per_s, self.pace.exposed(self.replica.waited_s)
-        self.progress.step(done, self.total, loss, samples_per_s, exposed)
+        exposed = self.pace.exposed(self.replica.waited_s)
+        self.progress.step(done, self.total, loss, self.pace.samples_per_s, exposed)
         if self.ranks.writes_folder:
-            lr = learning_rate(self.job.optimizer, done - 1, self.total)
-            # Rounded well below what repeats from run to run, to keep lines short.
-            pace = {"samples_per_s": round(samples_per_s, 3)}
-            pace["exposed_communication"] = round(exposed, 5)
-            self.metrics.append({"step": done, "loss": loss, "lr": lr, **pace})
+            self._write_metrics(done)
         self.not_finite.look_at_loss(done, loss)
         return loss
+
+    def _write_metrics(self, done: int) -> None:
+        loss = mean_loss(self.replica.losses)
+        lr = learning_rate(self.job.optimizer, done - 1, self.total)
+        pace = self.pace.to_json_dict(self.replica.waited_s)
+        self.metrics.append({"step": done, "loss": loss, "lr": lr, **pace})
 
     def _evaluate_and_save_if_due(self, done: int) -> None:
         """Evaluate and save the parameters that represent the run, if the job wants it now."""
@@ -231,14 +231,16 @@ class _Run:
         saves = run.checkpoint_every and done % run.checkpoint_every == 0
         if not (evaluates or saves):
             return
+        if saves:
+            self._save_own(done)
         with self.replica.whole(is_wanted=is_writer):
             self.ranks.check_workers()
             if saves:
+                if is_writer and self.replica.my_shards:
+                    self._write_metrics(done)  # a run that resumes here does not take it again
                 self._save(done, is_wanted=is_writer)
             if evaluates:
                 self._evaluate(done, is_wanted=is_writer)
-        if saves:
-            self._save_own(done)
 
     def _finish(self, seconds: float, loss: float | None) -> Summary:
         """Save and evaluate the parameters that represent the run, and write the summary.
@@ -251,6 +253,7 @@ class _Run:
         self.replica.serve()  # does nothing, unless the run had no step left to take
         step_bytes = self.session.comm.traffic.step_bytes / max(1, self.total - self.start)
         sent_bytes = self.replica.run.mean_of(step_bytes, self.session.comm)
+        self._save_own(self.total)
         with self.replica.whole():
             self.ranks.check_workers()
             while True:
@@ -265,14 +268,9 @@ class _Run:
                 # Twice: a rank that has stopped and stays joins meetings in pairs, as in a gather.
                 self.replica.run.meet()
                 self.replica.run.meet()
-                if is_writer or self._is_summary_written():
-                    break
-        self._save_own(self.total)
-        return summary
-
-    def _is_summary_written(self) -> bool:
-        """Whether the run folder holds the summary; True where it may be on another machine."""
-        return self.session.world.num_machines != 1 or is_finished(self.out, self.total)
+                may_be_elsewhere = self.session.world.num_machines != 1
+                if is_writer or may_be_elsewhere or is_finished(self.out, self.total):
+                    return summary
 
     def _summarize(
         self,
@@ -332,18 +330,21 @@ class _Run:
         self.checkpoints.save(self.replica, step, is_wanted=is_wanted)
 
     def _save_own(self, step: int) -> None:
-        """Write this rank's own checkpoint, if the strategy needs one to resume."""
+        """Write this rank's own checkpoint, if the strategy needs one to resume.
+
+        The run's own follows when all ranks have met again: without it, none of these counts.
+        """
         if self.replica.plan.keeps_own:
-            self.ranks.show_phase("save")
+            with self.replica.whole(is_wanted=False):
+                self.ranks.show_phase("save")  # what other ranks sent before has arrived
             if self.not_finite.may_save(step, all_hold=False):
                 self.checkpoints.save_own(self.replica, step)
 
     def _write_trace(self, zero_s: float) -> None:
         """Write all ranks' tasks, if a trace is asked for; `zero_s` is time 0 of this rank."""
-        if self.trace is None:
-            return
-        is_alone = bool(self.ranks.absent())
-        found = collect_trace(self.replica, zero_s, self.session, is_alone=is_alone)
-        if self.ranks.writes_folder:
-            with explained(self.trace):
-                found.write(self.trace)
+        if self.trace is not None:
+            is_alone = bool(self.ranks.absent())
+            found = collect_trace(self.replica, zero_s, self.session, is_alone=is_alone)
+            if self.ranks.writes_folder:
+                with explained(self.trace):
+                    found.write(self.trace)
