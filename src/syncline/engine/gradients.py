@@ -274,6 +274,7 @@ class Gradients:
     def end_last_buffers(self) -> None:
         """Take the last shard's buffers: at `step()`, since forward may run after clipping."""
         self._end_buffers(self.mine[-1])
+        self._buffers.leave()
 
     def end_shard_by_step(self) -> None:
         """Close the current shard, which is not the step's last, and begin the next."""

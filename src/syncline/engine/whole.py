@@ -17,7 +17,7 @@ from syncline.comm.base import Communicator, mean_over
 from syncline.comm.control import Control
 from syncline.contract import Whole, WholeValues
 from syncline.engine.bucket import Bucket
-from syncline.engine.buffers import flat_buffers, load_flat_buffers
+from syncline.engine.buffer_homes import flat_buffers, load_flat_buffers
 from syncline.engine.lane import Lane
 from syncline.errors import RankFailed
 from syncline.strategies.settings import OwnSettings

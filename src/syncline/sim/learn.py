@@ -19,7 +19,8 @@ from syncline.comm.base import Communicator, Partials
 from syncline.config import Job
 from syncline.contract import ParamGroups, WholeValues
 from syncline.engine.bucket import Bucket, Slot, add_gradient, view_of
-from syncline.engine.buffers import Buffers, flat_buffers, load_flat_buffers
+from syncline.engine.buffer_homes import flat_buffers, load_flat_buffers
+from syncline.engine.buffers import Buffers
 from syncline.engine.clip import Norm
 from syncline.engine.flags import encode
 from syncline.engine.optimizer import OptimizerOnStrip, Reach, param_group_numbers, snapshot
