@@ -362,6 +362,8 @@ def test_a_flat_loop_s_position_counts_steps_that_were_taken(overlap, set_to_non
 class Told:
     """Stands for a model: notes which shards it is told, and takes steps."""
 
+    has_gradient = False
+
     def __init__(self):
         self.step_number = 0
         self.told = []
