@@ -725,6 +725,20 @@ loop_alone(
     ", shards=1",
 )
 loop_alone(
+    "a model that was compiled in place",
+    "model.compile(backend='eager')\nsyncline.distribute(model, optimizer)",
+)
+loop_alone(
+    "a model that is compiled after distribute()",
+    "model = torch.compile(model, backend='eager')\none_step()",
+    ", shards=1",
+)
+loop_alone(
+    "a function that draws two batches for one seed",
+    "calls = iter(range(9))\nlist(next(syncline.shards(lambda: torch.tensor([next(calls)]))))",
+    ", shards=1",
+)
+loop_alone(
     "reading parameters in the middle of a step",
     "replica = syncline.session.current_session().replicas[0]\n"
     "replica.begin_shard(0)\none_step()\nprint(model.weight)",
