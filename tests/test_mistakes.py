@@ -729,11 +729,6 @@ loop_alone(
     "model.compile(backend='eager')\nsyncline.distribute(model, optimizer)",
 )
 loop_alone(
-    "a model that is compiled after distribute()",
-    "model = torch.compile(model, backend='eager')\none_step()",
-    ", shards=1",
-)
-loop_alone(
     "a function that draws two batches for one seed",
     "calls = iter(range(9))\nlist(next(syncline.shards(lambda: torch.tensor([next(calls)]))))",
     ", shards=1",
