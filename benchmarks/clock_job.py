@@ -12,9 +12,7 @@ from syncline.models.sleeping import SleepingLayer, sleeping
 
 def make(size_bytes: int, layers: int, compute_s: float) -> nn.Module:
     """Return a network of equal layers; forward takes a third of the time of compute."""
-    one = SleepingLayer(
-        size_bytes // layers, compute_s / 3 / layers, compute_s * 2 / 3 / layers
-    )
+    one = SleepingLayer(size_bytes // layers, compute_s / 3 / layers, compute_s * 2 / 3 / layers)
     return sleeping([one] * layers)
 
 

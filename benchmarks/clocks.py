@@ -118,9 +118,7 @@ def write_job(folder: Path) -> tuple[Path, Path]:
     forward_s, backward_s = COMPUTE_S / 3 / LAYERS, COMPUTE_S * 2 / 3 / LAYERS
     layers = [workload.Layer(str(n), 4 * each, forward_s, backward_s) for n in range(LAYERS)]
     sizes = [Size(f"{n}.weight", n, each, 4, "float32", True) for n in range(LAYERS)]
-    found = workload.Workload(
-        "sleeping", tuple(layers), INPUT_S, tuple(sizes), samples=SAMPLES
-    )
+    found = workload.Workload("sleeping", tuple(layers), INPUT_S, tuple(sizes), samples=SAMPLES)
     workload.write(found, times)
     return job, times
 
@@ -216,11 +214,12 @@ def measure(job: argparse.Namespace, folder: Path, job_file: Path) -> dict[tuple
     with Lab(MACHINES, RATE) as lab, contextlib.closing(Machines(lab, folder / "log")) as machines:
         for turn in range(job.rounds):
             for arm, how in order.sample(arms, len(arms)):
-                print(f"round {turn + 1}: {arm}, input {how} ...", file=sys.stderr)
                 out = folder / f"{turn} {arm} {how}"
                 sets = settings_of(arm, how, job.steps)
                 trace = _trace_of(job, arm, how, "measured") if turn == 0 else None
                 found[arm, how].append(machines.train(job_file, sets, out, trace))
+                step_ms = found[arm, how][-1]["step_s"] * 1e3
+                print(f"round {turn + 1}: {arm}, input {how}: {step_ms:.0f} ms", file=sys.stderr)
     return found
 
 

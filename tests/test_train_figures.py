@@ -87,3 +87,39 @@ def test_samples_of_a_rank_that_was_lost_count_over_the_time_of_the_others():
         "mean_peak_memory_bytes": 200.0,
         "memory_share_bytes": 60.0,
     }
+
+
+BIG = """
+[model]
+name = "mlp"
+
+[data]
+name = "synthetic"
+sample_shape = [3, 32, 32]
+classes = 10
+samples = 16
+batch = 4
+
+[optimizer]
+lr = 0.01
+momentum = 0.9
+
+[run]
+steps = 3
+"""
+
+
+@pytest.mark.parametrize("strategy", ["synchronous", "gossip"])
+def test_peak_memory_is_that_of_a_simulation_and_what_an_empty_run_needs(tmp_path, strategy):
+    file = tmp_path / "job.toml"
+    file.write_text(BIG)
+    sets = (f"strategy.name={strategy}", "model.options.hidden=[3000, 3000]")  # 73 MB
+    small = train_forked(file, tmp_path / "small", sets[0], ranks=2)
+    big = train_forked(file, tmp_path / "big", *sets, ranks=2)
+    job = read_job(file, sets).resolved(2)
+    simulated = simulate_job(job, cluster_of(job.cluster, 2, 1), steps=3)
+    needed = {key: big[key] - small[key] for key in ("peak_memory_bytes", "memory_share_bytes")}
+    assert needed["peak_memory_bytes"] == pytest.approx(simulated.peak_memory_bytes, rel=0.3)
+    assert needed["memory_share_bytes"] == pytest.approx(simulated.memory_share_bytes, rel=0.3)
+    assert big["mean_peak_memory_bytes"] <= big["peak_memory_bytes"]
+    assert big["memory_share_bytes"] < big["peak_memory_bytes"]
