@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.network import Lab, LabError, why_not
+from lab.network import Lab, LabError, rate_bytes_per_s, why_not
 from rich.console import Console
 from rich.table import Table
 
@@ -35,19 +35,20 @@ from benchmarks.command import end_cleanly, machine_facts, names
 from benchmarks.versions import TOP_FOLDER
 
 MACHINES = 4
-RATE = "1gbit"
 SIZE_BYTES, LAYERS = 25_000_000, 10
+"""At 1 Gbit/s; at other rates in proportion, so that the wire takes as long."""
 COMPUTE_S = 0.3
-"""Wire time: a rank sends 2 x 3/4 x 25 MB at 125 MB/s."""
+"""As long as the wire: a rank sends 2 x 3/4 x 25 MB at 125 MB/s."""
 INPUT_S = 0.06
 """To read a rank's batch."""
 SAMPLES = 4
 """Of a rank's batch."""
 
 # What the simulator is told.
-RATE_BYTES_PER_S = 125e6 * 1448 / 1514
-"""1 Gbit/s without the headers of packets: 1448 bytes of payload in a frame of 1514."""
-LATENCY_S = 60e-6
+PAYLOAD_SHARE = 1448 / 1514
+"""Of a frame, the payload of TCP: the rest are headers."""
+LATENCY_S = 8e-6
+"""Measured by `benchmarks/latency.py`: half a round trip of a byte between machines of the lab."""
 MESSAGE_S, COLLECTIVE_S = 17e-6, 7e-6
 """Measured by `benchmarks/messages.py`, on the loopback device."""
 UPDATE_BYTES_PER_S = 6e9
@@ -73,51 +74,63 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "ahead": ("data.workers=1", "data.prefetch=2"),
 }
 
-JOB = f"""
+JOB = """
 [model]
 name = "benchmarks.clock_job:make"
 
 [model.options]
-size_bytes = {SIZE_BYTES}
-layers = {LAYERS}
-compute_s = {COMPUTE_S}
+size_bytes = {size_bytes}
+layers = {layers}
+compute_s = {compute_s}
 
 [data]
 name = "benchmarks.clock_job:samples"
-batch = {MACHINES * SAMPLES}
+batch = 16
 
 [data.options]
-sample_s = {INPUT_S / SAMPLES}
+sample_s = {sample_s}
 
 [optimizer]
 lr = 1e-4
 
 [cluster]
-machines = {MACHINES}
-rate_bytes_per_s = {RATE_BYTES_PER_S}
-latency_s = {LATENCY_S}
-message_s = {MESSAGE_S}
-collective_s = {COLLECTIVE_S}
-update_bytes_per_s = {UPDATE_BYTES_PER_S}
-input_s = {INPUT_S}
+rate_bytes_per_s = {rate_bytes_per_s}
+latency_s = {latency_s}
+message_s = {message_s}
+collective_s = {collective_s}
+update_bytes_per_s = {update_bytes_per_s}
+input_s = {input_s}
 
 [run]
-ranks = {MACHINES}
+ranks = {ranks}
 steps = 21
 """
 
 
-def write_job(folder: Path) -> tuple[Path, Path]:
+def write_job(folder: Path, rate: str) -> tuple[Path, Path]:
     """Write the job, and its network's times for the simulator."""
     from syncline import workload
     from syncline.sizes import Size
 
     job, times = folder / "job.toml", folder / "workload.json"
-    job.write_text(JOB)
-    each = SIZE_BYTES // LAYERS // 4
+    elements = round(SIZE_BYTES * rate_bytes_per_s(rate) / rate_bytes_per_s("1gbit")) // LAYERS // 4
+    text = JOB.format(
+        size_bytes=4 * elements * LAYERS,
+        layers=LAYERS,
+        compute_s=COMPUTE_S,
+        sample_s=INPUT_S / SAMPLES,
+        rate_bytes_per_s=rate_bytes_per_s(rate) * PAYLOAD_SHARE,
+        latency_s=LATENCY_S,
+        message_s=MESSAGE_S,
+        collective_s=COLLECTIVE_S,
+        update_bytes_per_s=UPDATE_BYTES_PER_S,
+        input_s=INPUT_S,
+        ranks=MACHINES,
+    )
+    job.write_text(text)
     forward_s, backward_s = COMPUTE_S / 3 / LAYERS, COMPUTE_S * 2 / 3 / LAYERS
-    layers = [workload.Layer(str(n), 4 * each, forward_s, backward_s) for n in range(LAYERS)]
-    sizes = [Size(f"{n}.weight", n, each, 4, "float32", True) for n in range(LAYERS)]
+    layers = [workload.Layer(str(n), 4 * elements, forward_s, backward_s) for n in range(LAYERS)]
+    sizes = [Size(f"{n}.weight", n, elements, 4, "float32", True) for n in range(LAYERS)]
     found = workload.Workload("sleeping", tuple(layers), INPUT_S, tuple(sizes), samples=SAMPLES)
     workload.write(found, times)
     return job, times
@@ -211,7 +224,10 @@ def measure(job: argparse.Namespace, folder: Path, job_file: Path) -> dict[tuple
     arms = [(arm, how) for arm in job.arms for how in job.inputs]
     found: dict[tuple[str, str], Any] = {arm: [] for arm in arms}
     order = random.Random(0)
-    with Lab(MACHINES, RATE) as lab, contextlib.closing(Machines(lab, folder / "log")) as machines:
+    with (
+        Lab(MACHINES, job.rate) as lab,
+        contextlib.closing(Machines(lab, folder / "log")) as machines,
+    ):
         for turn in range(job.rounds):
             for arm, how in order.sample(arms, len(arms)):
                 out = folder / f"{turn} {arm} {how}"
@@ -243,8 +259,8 @@ def compare(arm: str, how: str, measured: Sequence[dict[str, Any]], simulated: A
     return row
 
 
-def table_of(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title=f"{MACHINES} machines, {RATE}, compute = wire = {COMPUTE_S * 1e3:.0f} ms")
+def table_of(rows: Sequence[dict[str, Any]], rate: str) -> Table:
+    table = Table(title=f"{MACHINES} machines, {rate}, compute = wire = {COMPUTE_S * 1e3:.0f} ms")
     for column in ("strategy", "input"):
         table.add_column(column)
     for column in ("step, ms: measured", "simulated", "error"):
@@ -267,6 +283,7 @@ def read_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace
     parser = argparse.ArgumentParser(prog="python -m benchmarks.clocks", description=__doc__)
     parser.add_argument("--arms", help=f"default: all of {'; '.join(ARMS)} (split by ;)")
     parser.add_argument("--inputs", type=names(INPUTS), default=["in line", "ahead"])
+    parser.add_argument("--rate", default="1gbit", help="with 100mbit a tenth of the bytes is sent")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=21, help="the first is not timed")
     parser.add_argument("--traces", metavar="FOLDER", help="write the first round's traces here")
@@ -290,7 +307,7 @@ def main() -> int:
     facts = machine_facts()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        job_file, times = write_job(folder)
+        job_file, times = write_job(folder, job.rate)
         simulated = {
             (arm, how): simulate(
                 job_file,
@@ -312,7 +329,7 @@ def main() -> int:
     if job.json:
         print(json.dumps({"machine": facts, "rows": rows}, indent=2))
     else:
-        Console(width=None if sys.stdout.isatty() else 130).print(table_of(rows))
+        Console(width=None if sys.stdout.isatty() else 130).print(table_of(rows, job.rate))
     return 0
 
 

@@ -40,6 +40,7 @@ from syncline.comm.virtual_group import (
     spread_sum,
     whole_sum,
 )
+from syncline.comm.virtual_stream import Message, Streams
 from syncline.comm.virtual_window import VirtualWindow
 from syncline.comm.window import Functions, Window
 from syncline.errors import CommError
@@ -78,6 +79,7 @@ class VirtualWorld:
         for rank in range(cluster.ranks):
             rates["inside", rank] = cluster.inside.rate_bytes_per_s
         self.links = FastLinks(clock, rates) if has_fast_links else Links(clock, rates)
+        self._streams = Streams(self.links)
         machines = by_machine(range(cluster.ranks), cluster.ranks_per_machine)
         self._everybody = VirtualGroup(self, machines)
 
@@ -108,9 +110,12 @@ class VirtualWorld:
         of an answer has passed while the call was served.
         """
         ports, link = self.ports_between(one, other)
-        is_paid = is_answer or self.is_inside(one, other)
-        sent_s = self.clock.now_s if is_paid else self.send_messages(one, 1)
-        self.clock.at(sent_s + link.latency_s, self.links.start, ports, float(num_bytes), done)
+        message = Message(ports, float(num_bytes), done)
+        if self.is_inside(one, other):
+            self.clock.after(link.latency_s, self.links.start, *message)
+        else:
+            sent_s = self.clock.now_s if is_answer else self.send_messages(one, 1)
+            self.clock.at(sent_s + link.latency_s, self._streams.send, one, other, message)
 
     def send_messages(self, rank: int, number: int) -> float:
         """Let a rank send messages to other machines; return when the last of them has left it."""
