@@ -6,7 +6,7 @@ its gradients and parameters. Data takes its time to be read, in line or ahead o
 
 What the simulator is told is known or was measured elsewhere, and stands here; nothing is fitted to
 the runs of this benchmark. Strategies are run in turn, in shuffled order, `--rounds` times. A step
-is the median of a run's steps (measured: on rank 0), samples a second are those of all ranks.
+is the median of a rank's steps, and of the ranks; samples a second are those of all ranks.
 The table has the median run, the least and the most.
 """
 
@@ -55,6 +55,7 @@ UPDATE_BYTES_PER_S = 6e9
 """The preset's, measured on a core of such a machine."""
 
 ARMS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "alone": (1, ("strategy.name=synchronous",)),
     "synchronous": (4, ("strategy.name=synchronous",)),
     "all_reduce": (4, ("strategy.name=all_reduce",)),
     "wait_free": (4, ("strategy.name=wait_free",)),
@@ -141,14 +142,20 @@ def settings_of(arm: str, how: str, steps: int) -> list[str]:
     return [*sets, *INPUTS[how], f"data.batch={workers * SAMPLES}", f"run.steps={steps}"]
 
 
-def simulate(job_file: Path, times: Path, sets: Sequence[str], trace: Path | None) -> Any:
+def ranks_of(arm: str) -> int:
+    return 1 if arm == "alone" else MACHINES
+
+
+def simulate(
+    job_file: Path, times: Path, ranks: int, sets: Sequence[str], trace: Path | None
+) -> Any:
     """Run the job on the virtual clock."""
     from syncline.cluster import cluster_of
     from syncline.config import read_job
     from syncline.sim.job import find_workload, simulate_job
 
-    job = read_job(job_file, sets).resolved()
-    cluster = cluster_of(job.cluster, MACHINES)
+    job = read_job(job_file, sets).resolved(ranks)
+    cluster = cluster_of(job.cluster, ranks)
     shard = find_workload(job, cluster, times)
     found = simulate_job(job, cluster, steps=job.run.steps or 0, workload=shard)
     if trace is not None:
@@ -181,26 +188,31 @@ class Machines:
         for worker in self._workers:
             self._read(worker)
 
-    def train(self, job: Path, sets: Sequence[str], out: Path, trace: Path | None) -> Any:
-        """Train on all machines; return rank 0's summary."""
+    def train(
+        self, job: Path, ranks: int, sets: Sequence[str], out: Path, trace: Path | None
+    ) -> Any:
+        """Train on the first `ranks` machines; return the summary, with the median step of all ranks."""
         self._port += 1
         shared = {
-            **{"WORLD_SIZE": str(MACHINES), "GROUP_WORLD_SIZE": str(MACHINES)},
+            **{"WORLD_SIZE": str(ranks), "GROUP_WORLD_SIZE": str(ranks)},
             **{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
             **{"MASTER_ADDR": self._lab.address(0), "MASTER_PORT": str(self._port)},
             **{"SYNCLINE_JOB": secrets.token_hex(4), "SYNCLINE_KEY": "00" * 16},
         }
-        for rank, worker in enumerate(self._workers):
+        workers = self._workers[:ranks]
+        for rank, worker in enumerate(workers):
             own = {"RANK": str(rank), "GROUP_RANK": str(rank)}
             question = {"job": str(job), "sets": list(sets), "out": str(out / str(rank))}
             question |= {"trace": str(trace) if trace else "", "environment": shared | own}
             assert worker.stdin is not None
             print(json.dumps(question), file=worker.stdin, flush=True)
-        answers = [json.loads(self._read(worker)) for worker in self._workers]
+        answers = [json.loads(self._read(worker)) for worker in workers]
         for rank, found in enumerate(answers):
             if "error" in found:
                 raise ArmFailed(f"rank {rank}, {' '.join(sets)}:\n{found['error']}")
-        return answers[0]
+        # A rank that only serves takes no steps of its own.
+        steps_s = [found["step_s"] for found in answers if found["step_s"]]
+        return answers[0] | {"step_s": statistics.median(steps_s)}
 
     def _read(self, worker: subprocess.Popen[str]) -> str:
         """Return a line of a worker. It ends at the latest when the ranks' own limits do."""
@@ -233,7 +245,7 @@ def measure(job: argparse.Namespace, folder: Path, job_file: Path) -> dict[tuple
                 out = folder / f"{turn} {arm} {how}"
                 sets = settings_of(arm, how, job.steps)
                 trace = _trace_of(job, arm, how, "measured") if turn == 0 else None
-                found[arm, how].append(machines.train(job_file, sets, out, trace))
+                found[arm, how].append(machines.train(job_file, ranks_of(arm), sets, out, trace))
                 step_ms = found[arm, how][-1]["step_s"] * 1e3
                 print(f"round {turn + 1}: {arm}, input {how}: {step_ms:.0f} ms", file=sys.stderr)
     return found
@@ -312,6 +324,7 @@ def main() -> int:
             (arm, how): simulate(
                 job_file,
                 times,
+                ranks_of(arm),
                 settings_of(arm, how, job.steps),
                 _trace_of(job, arm, how, "simulated"),
             )

@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Hashable
 
-from syncline.virtual.fast_link import FastLinks
-from syncline.virtual.link import Links, Port
-
-
-class Message(NamedTuple):
-    """A message, the ports that it passes, and what happens when it has arrived."""
-
-    ports: list[Port]
-    num_bytes: float
-    done: Callable[[], None]
+Start = Callable[[Callable[[], None]], None]
+"""Puts a message on the links, which call what they are given when it has arrived."""
 
 
 class Streams:
-    """A stream from each rank to each other: it carries one message at a time, the oldest."""
+    """Streams by sender and receiver: each carries one message at a time, the oldest."""
 
-    def __init__(self, links: Links | FastLinks) -> None:
-        self._links = links
-        self._waiting: dict[tuple[int, int], deque[Message]] = {}
-        """By sender and receiver: messages that have not arrived; the first is on the links."""
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, deque[tuple[Start, Callable[[], None]]]] = {}
+        """Messages that have not arrived; the first of a stream is on the links."""
 
-    def send(self, sender: int, receiver: int, message: Message) -> None:
-        waiting = self._waiting.setdefault((sender, receiver), deque())
-        waiting.append(message)
+    def send(self, stream: Hashable, start: Start, done: Callable[[], None]) -> None:
+        """Carry a message after those before it; call `done` when it has arrived."""
+        waiting = self._waiting.setdefault(stream, deque())
+        waiting.append((start, done))
         if len(waiting) == 1:
             self._carry_first(waiting)
 
-    def _carry_first(self, waiting: deque[Message]) -> None:
-        ports, num_bytes, done = waiting[0]
+    def _carry_first(self, waiting: deque[tuple[Start, Callable[[], None]]]) -> None:
+        start, done = waiting[0]
 
         def arrive() -> None:
             waiting.popleft()
@@ -41,4 +32,4 @@ class Streams:
                 self._carry_first(waiting)
             done()
 
-        self._links.start(ports, num_bytes, arrive)
+        start(arrive)
