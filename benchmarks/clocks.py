@@ -191,7 +191,7 @@ class Machines:
     def train(
         self, job: Path, ranks: int, sets: Sequence[str], out: Path, trace: Path | None
     ) -> Any:
-        """Train on the first `ranks` machines; return the summary, with the median step of all ranks."""
+        """Train on the first `ranks` machines; return a summary, with the median step of ranks."""
         self._port += 1
         shared = {
             **{"WORLD_SIZE": str(ranks), "GROUP_WORLD_SIZE": str(ranks)},

@@ -173,8 +173,9 @@ def print_outcome(job: Job, outcome: Outcome, trace: Path | None, console: Conso
     table.add_row("efficiency", f"{outcome.efficiency:.1%}")
     table.add_row("exposed communication", f"{outcome.exposed_communication:.1%}")
     table.add_row("sent by a rank in a step", f"{outcome.sent_bytes / 1e6:.3g} MB")
-    most, mean = outcome.peak_memory_bytes / 1e6, outcome.mean_peak_memory_bytes / 1e6
-    table.add_row("peak memory of tensors, a rank", f"{most:,.4g} MB (mean {mean:,.4g})")
+    if outcome.peak_memory_bytes is not None and outcome.mean_peak_memory_bytes is not None:
+        most, mean = outcome.peak_memory_bytes / 1e6, outcome.mean_peak_memory_bytes / 1e6
+        table.add_row("peak memory of tensors, a rank", f"{most:,.4g} MB (mean {mean:,.4g})")
     table.add_row("links", outcome.links)
     if outcome.weights_sha256 is not None:
         table.add_row("loss of the last step", f"{outcome.loss:.4f}")
