@@ -62,6 +62,7 @@ LAYERS = {
     "run_checkpoints": 6,
     "run_ranks": 6,
     "run_trace": 6,
+    "run_figures": 6,
     "injected_faults": 6,
     "not_finite": 6,
     "api": 7,

@@ -44,6 +44,12 @@ class RunResult:
     """Whether the exchange is overlapped, and how many buckets of which size there are."""
     sent_bytes: float
     """Payload that a rank hands to its peers in a step, mean over ranks."""
+    peak_memory_bytes: float | None = None
+    """The most memory that a rank used at any time: that of the rank which used most."""
+    mean_peak_memory_bytes: float | None = None
+    """The same, mean over ranks."""
+    memory_share_bytes: float | None = None
+    """Memory of a rank, mean over ranks; what ranks of a machine share counts once in all."""
     loss: float | None = None
     """Mean training loss of the last step."""
     test_loss: float | None = None

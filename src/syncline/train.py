@@ -29,6 +29,7 @@ from syncline.perf.trace import Recorder
 from syncline.recipe import Order, build_model, build_optimizer, learning_rate, load_data
 from syncline.report.progress import Progress
 from syncline.run_checkpoints import RunCheckpoints
+from syncline.run_figures import RunFigures
 from syncline.run_folder import Metrics, Summary, is_finished, remove_summary, write_summary
 from syncline.run_ranks import RunRanks
 from syncline.run_trace import collect_trace
@@ -176,7 +177,7 @@ class _Run:
             if job.optimizer.clip_norm is not None:
                 replica.clip_grad_norm_(job.optimizer.clip_norm)
             self.optimizer.step()
-            self.pace.end_step(time.perf_counter(), self.ranks.mean_steps())
+            self.ranks.end_step(self.pace, time.perf_counter(), self.total)
             if step == self.start:
                 self.progress.start(job, replica.describe())
                 replica.waited_s = 0.0  # the first step also waits until every rank is set up
@@ -251,8 +252,7 @@ class _Run:
         """
         has_own, self.ranks.is_ending = self.replica.has_own, True
         self.replica.serve()  # does nothing, unless the run had no step left to take
-        step_bytes = self.session.comm.traffic.step_bytes / max(1, self.total - self.start)
-        sent_bytes = self.replica.run.mean_of(step_bytes, self.session.comm)
+        figures = RunFigures(self.replica, self.session, self.pace, self.order, self.start)
         self._save_own(self.total)
         with self.replica.whole():
             self.ranks.check_workers()
@@ -260,7 +260,7 @@ class _Run:
                 is_writer = self.ranks.writes_folder
                 self._save(self.total, is_wanted=is_writer, all_hold=True)
                 test_loss, accuracy = self._evaluate(self.total, is_wanted=is_writer)
-                summary = self._summarize(seconds, loss, sent_bytes, test_loss, accuracy)
+                summary = self._summarize(seconds, loss, figures, test_loss, accuracy)
                 if self.ranks.writes_folder:
                     write_summary(self.out, summary)
                 if not has_own:
@@ -276,21 +276,20 @@ class _Run:
         self,
         seconds: float,
         loss: float | None,
-        sent_bytes: float,
+        figures: RunFigures,
         test_loss: float | None,
         accuracy: float | None,
     ) -> Summary:
         step_s = self.pace.median_step_s()
         return Summary(
             steps=self.total,
-            samples_per_s=self.pace.samples_per_s,
             step_s=seconds if step_s is None else step_s,
             loss=loss,
             test_loss=test_loss,
             accuracy=accuracy,
             exposed_communication=self.pace.exposed(self.replica.waited_s),
             layout=self.replica.layout.to_json_dict(),
-            sent_bytes=sent_bytes,
+            **figures.together(self.ranks),
             weights_sha256=digest_of(self.model.state_dict()),
             ranks=self.world.size,
             shards=self.order.shards,

@@ -141,6 +141,9 @@ def to_json_dict(job: Job, outcome: Outcome) -> dict[str, Any]:
         "exposed_communication": outcome.exposed_communication,
         "layout": outcome.layout,
         "sent_bytes": outcome.sent_bytes,
+        "peak_memory_bytes": outcome.peak_memory_bytes,
+        "mean_peak_memory_bytes": outcome.mean_peak_memory_bytes,
+        "memory_share_bytes": outcome.memory_share_bytes,
         "wall_s": outcome.wall_s,
         "gone": outcome.gone,
         "links": outcome.links,
@@ -170,6 +173,9 @@ def print_outcome(job: Job, outcome: Outcome, trace: Path | None, console: Conso
     table.add_row("efficiency", f"{outcome.efficiency:.1%}")
     table.add_row("exposed communication", f"{outcome.exposed_communication:.1%}")
     table.add_row("sent by a rank in a step", f"{outcome.sent_bytes / 1e6:.3g} MB")
+    if outcome.peak_memory_bytes is not None and outcome.mean_peak_memory_bytes is not None:
+        most, mean = outcome.peak_memory_bytes / 1e6, outcome.mean_peak_memory_bytes / 1e6
+        table.add_row("peak memory of tensors, a rank", f"{most:,.4g} MB (mean {mean:,.4g})")
     table.add_row("links", outcome.links)
     if outcome.weights_sha256 is not None:
         table.add_row("loss of the last step", f"{outcome.loss:.4f}")

@@ -9,6 +9,7 @@ equal parameters hold them once.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -40,6 +41,7 @@ from syncline.comm.virtual_group import (
     spread_sum,
     whole_sum,
 )
+from syncline.comm.virtual_stream import Streams
 from syncline.comm.virtual_window import VirtualWindow
 from syncline.comm.window import Functions, Window
 from syncline.errors import CommError
@@ -78,6 +80,7 @@ class VirtualWorld:
         for rank in range(cluster.ranks):
             rates["inside", rank] = cluster.inside.rate_bytes_per_s
         self.links = FastLinks(clock, rates) if has_fast_links else Links(clock, rates)
+        self.streams = Streams()
         machines = by_machine(range(cluster.ranks), cluster.ranks_per_machine)
         self._everybody = VirtualGroup(self, machines)
 
@@ -108,9 +111,12 @@ class VirtualWorld:
         of an answer has passed while the call was served.
         """
         ports, link = self.ports_between(one, other)
-        is_paid = is_answer or self.is_inside(one, other)
-        sent_s = self.clock.now_s if is_paid else self.send_messages(one, 1)
-        self.clock.at(sent_s + link.latency_s, self.links.start, ports, float(num_bytes), done)
+        start = functools.partial(self.links.start, ports, float(num_bytes))
+        if self.is_inside(one, other):
+            self.clock.after(link.latency_s, start, done)
+        else:
+            sent_s = self.clock.now_s if is_answer else self.send_messages(one, 1)
+            self.clock.at(sent_s + link.latency_s, self.streams.send, (one, other), start, done)
 
     def send_messages(self, rank: int, number: int) -> float:
         """Let a rank send messages to other machines; return when the last of them has left it."""

@@ -67,6 +67,7 @@ def simulate_job(
         conditions=conditions_of(job.cluster, job.run.seed, job.faults),
         learning=learning,
         num_settings=num_settings(job),
+        state_copies=state_copies(job),
         clips=job.optimizer.clip_norm is not None,
         on_step=on_step,
     )
@@ -141,3 +142,13 @@ def _check_fits(workload: Workload, parameters: Mapping[str, torch.Tensor]) -> N
 def num_settings(job: Job) -> int:
     """Return how many numbers the settings of the job's optimizer have."""
     return len(flatten(snapshot(build_optimizer(job.optimizer, nn.Linear(1, 1)))))
+
+
+def state_copies(job: Job) -> int:
+    """Return how many numbers the job's optimizer keeps for each parameter, from a trial step."""
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = build_optimizer(job.optimizer, nn.ParameterList([parameter]))
+    parameter.grad = torch.zeros(2)
+    optimizer.step()
+    state = optimizer.state[parameter].values()
+    return sum(isinstance(one, torch.Tensor) and one.shape == parameter.shape for one in state)

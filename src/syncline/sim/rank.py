@@ -61,6 +61,7 @@ class VirtualRank:
         self.learner = learner
         self.recorder = recorder
         self.buckets: Sequence[Bucket] = ()
+        self.optimizers: list[TimedOptimizer] = []
         self.total_steps: int | None = setting.steps
         self.comm = world.communicator(number)
         self.began_s = 0.0
@@ -95,7 +96,9 @@ class VirtualRank:
             inner = self.learner.optimizer_of(bucket, parameters, gradient, low, high)
         size_bytes = (high - low) * bucket.dtype.itemsize
         seconds = size_bytes / self.world.cluster.update_bytes_per_s
-        return TimedOptimizer(self._me.turns, inner, seconds)
+        found = TimedOptimizer(self._me.turns, inner, seconds, size_bytes)
+        self.optimizers.append(found)
+        return found
 
     def flat_buffers(self) -> torch.Tensor:
         """Return a copy of all buffers, flat."""

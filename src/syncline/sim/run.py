@@ -27,6 +27,7 @@ from syncline.perf.pace import samples_per_s_of
 from syncline.perf.trace import Recorder, Trace
 from syncline.result import CurvePoint, RunResult
 from syncline.sim.learn import Learning, RankLearner
+from syncline.sim.memory import RankMemory, memory_of
 from syncline.sim.rank import VirtualRank
 from syncline.sim.setting import Setting
 from syncline.sim.sizes_only import WithoutNumbers
@@ -91,6 +92,7 @@ def simulate(
     conditions: Conditions | None = None,
     learning: Learning | None = None,
     num_settings: int = 0,
+    state_copies: int = 0,
     clips: bool = False,
     keeps_messages: bool = False,
     links: LinkModel = "exact",
@@ -100,8 +102,9 @@ def simulate(
 
     With `learning` the ranks compute on its data, otherwise only sizes are simulated; then
     `num_settings` is how many numbers the optimizer's settings have, and `clips` says whether
-    gradients are clipped. `on_step` is called after every step of rank 0. `links` chooses the model
-    of links that messages share: with "fast" ones many ranks are simulated sooner, not exactly.
+    gradients are clipped. The optimizer keeps `state_copies` numbers for each parameter. `on_step`
+    is called after every step of rank 0. `links` chooses the model of links that messages share:
+    with "fast" ones many ranks are simulated sooner, not exactly.
     """
     make = strategy if callable(strategy) else functools.partial(make_strategy, strategy)
     strategies = [make() for _ in range(cluster.ranks)]
@@ -177,9 +180,9 @@ def simulate(
                 error.rank,
                 f"rank {error.rank} is gone{how}, and the others cannot go on: it held strips.",
             ) from None
-    return _outcome(
-        world, workload, shards, setting, ranks, time.perf_counter() - started, learning
-    )
+    wall_s = time.perf_counter() - started
+    memory = [memory_of(rank, workload, state_copies) for rank in ranks]
+    return _outcome(world, workload, shards, setting, ranks, wall_s, learning, memory)
 
 
 @contextlib.contextmanager
@@ -219,6 +222,7 @@ def _outcome(
     ranks: list[VirtualRank],
     wall_s: float,
     learning: Learning | None,
+    memory: Sequence[RankMemory],
 ) -> Outcome:
     cluster, steps = world.cluster, setting.steps
     # A rank that died has taken fewer steps than the others; a rank that only serves, none.
@@ -276,6 +280,9 @@ def _outcome(
         layout=ranks[0].layout.to_json_dict(),
         places=ranks[0].layout,
         sent_bytes=statistics.mean(rank.comm.traffic.step_bytes for rank in ranks) / steps,
+        peak_memory_bytes=max(one.peak_bytes for one in memory),
+        mean_peak_memory_bytes=statistics.fmean(one.peak_bytes for one in memory),
+        memory_share_bytes=statistics.fmean(one.share_bytes for one in memory),
         step_ends_s=tuple(ends),
         carried_bytes=carried,
         wall_s=wall_s,
