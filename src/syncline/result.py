@@ -44,6 +44,10 @@ class RunResult:
     """Whether the exchange is overlapped, and how many buckets of which size there are."""
     sent_bytes: float
     """Payload that a rank hands to its peers in a step, mean over ranks."""
+    exposed_input: float | None = None
+    """Share of time that compute lanes waited for input: in line, the whole time of reading."""
+    input_wait_s: float | None = None
+    """Seconds of this in a step, mean over steps."""
     loss: float | None = None
     """Mean training loss of the last step."""
     test_loss: float | None = None

@@ -16,6 +16,7 @@ _SHOWN: dict[str, tuple[str, Callable[[Any], str]]] = {
     "accuracy": ("accuracy", lambda value: f"{value:.2%}"),
     "samples_per_s": ("samples/s", lambda value: f"{value:,.0f}"),
     "exposed_communication": ("exposed communication", lambda value: f"{value:.1%}"),
+    "exposed_input": ("waiting for input", lambda value: f"{value:.1%}"),
     "weights_sha256": ("weights (SHA-256)", str),
 }
 
