@@ -56,6 +56,8 @@ LAYERS = {
     "report": 6,
     "recipe": 6,
     "evaluation": 6,
+    "input": 6,
+    "loader_process": 6,
     "same_data": 6,
     "own_functions_trial": 6,
     "verify": 6,

@@ -21,19 +21,19 @@ from syncline.errors import RunStopped, SynclineError
 from syncline.evaluation import SharedEvaluation, evaluate_alone
 from syncline.files import explained, make_folder
 from syncline.injected_faults import InjectedFaults
+from syncline.input import Input
 from syncline.launch.env import LaunchedRank, read_world
 from syncline.losses import loss_of
 from syncline.not_finite import NotFinite, mean_loss
 from syncline.perf.pace import Pace
 from syncline.perf.trace import Recorder
-from syncline.recipe import Order, build_model, build_optimizer, learning_rate, load_data
+from syncline.recipe import build_model, build_optimizer, learning_rate, set_learning_rate
 from syncline.report.progress import Progress
 from syncline.run_checkpoints import RunCheckpoints
 from syncline.run_figures import RunFigures
 from syncline.run_folder import Metrics, Summary, is_finished, remove_summary, write_summary
 from syncline.run_ranks import RunRanks
 from syncline.run_trace import collect_trace
-from syncline.same_data import check_same_data
 from syncline.session import Session, close_session, fail_session, open_session_of
 from syncline.strategies import make_strategy
 from syncline.verify.recording import record_if_verifying
@@ -51,19 +51,21 @@ def train(
     """
     torch.set_num_threads(job.run.threads)
     world = read_world()
-    # Whatever can be refused is refused here, before this rank connects to the others.
-    run = _Run(job, world, out, progress, resume, trace)
-    session = open_session_of(job, world)
-    try:
-        summary = run.run_in(session)
-    except BaseException as error:
-        if isinstance(error, SynclineError) and error.is_orderly:
-            close_session()
-        else:
-            fail_session(error)
-        raise
-    close_session()
-    return summary
+    job = job.resolved(world.size)
+    with Input(job, world) as batches:
+        # Whatever can be refused is refused here, before this rank connects to the others.
+        run = _Run(job, world, out, progress, resume, trace, batches)
+        session = open_session_of(job, world)
+        try:
+            summary = run.run_in(session)
+        except BaseException as error:
+            if isinstance(error, SynclineError) and error.is_orderly:
+                close_session()
+            else:
+                fail_session(error)
+            raise
+        close_session()
+        return summary
 
 
 class _Run:
@@ -83,13 +85,12 @@ class _Run:
         progress: Progress,
         resume: bool,
         trace: Path | None,
+        batches: Input,
     ) -> None:
-        self.job = job = job.resolved(world.size)
-        self.world = world
+        self.job, self.world, self.input = job, world, batches
         self.out, self.trace, self.progress = out, trace, progress
         self.metrics = Metrics(out)
-        self.data = load_data(job)
-        self.order = Order(job, self.data)
+        self.data, self.order = batches.data, batches.order
         self.total = self.order.total
         self.pace = Pace(self.order.batch)
         self.model = build_model(job, self.data)
@@ -112,8 +113,7 @@ class _Run:
                 self.progress.note(f"this run is finished: it has taken its {self.total} steps")
                 return summary
         self.shared_evaluation = SharedEvaluation(comm, lane)
-        if self.data.is_own:
-            check_same_data(self.data, comm, lane)
+        self.input.check_data(comm, lane)
         settings = self.job.strategy
         strategy = make_strategy(settings.name, settings.settings, self.job.run.seed)
         options = Options(
@@ -155,16 +155,17 @@ class _Run:
         self.model.train()
         started = time.perf_counter()
         loss: float | None = None
-        for step in range(self.start, self.total):
-            lr = learning_rate(job.optimizer, step, self.total)
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
+        steps = range(self.start, self.total)
+        self.input.begin((step, shard) for step in steps for shard in replica.my_shards)
+        for step in steps:
+            set_learning_rate(self.optimizer, job.optimizer, step, self.total)
             self.faults.begin_step(step)
-            began, waited_s = time.perf_counter(), replica.waited_s
+            began, waited_s = time.perf_counter(), replica.waited_s + self.input.waited_s
             for shard in replica.my_shards:
+                self.ranks.show_phase("input")
+                images, labels = self.input.take(step, shard)
                 self.ranks.show_phase("forward")
                 replica.begin_shard(shard)
-                images, labels = self.order.batch_of_shard(self.data, step, shard)
                 shard_loss = self.loss(self.model(images), labels)
                 if shard == replica.my_shards[0] and step > self.start:
                     # Other ranks' losses of the previous step arrive while forward runs.
@@ -172,12 +173,13 @@ class _Run:
                 self.ranks.show_phase("backward")
                 shard_loss.backward()
                 replica.tell_loss(shard_loss.item())
-            compute_s = time.perf_counter() - began - (replica.waited_s - waited_s)
-            self.faults.slow_down(step, compute_s)
+            waited_s = replica.waited_s + self.input.waited_s - waited_s
+            self.faults.slow_down(step, time.perf_counter() - began - waited_s)
             if job.optimizer.clip_norm is not None:
                 replica.clip_grad_norm_(job.optimizer.clip_norm)
             self.optimizer.step()
             self.ranks.end_step(self.pace, time.perf_counter(), self.total)
+            self.input.end_step(is_first=step == self.start)
             if step == self.start:
                 self.progress.start(job, replica.describe())
                 replica.waited_s = 0.0  # the first step also waits until every rank is set up
@@ -213,7 +215,9 @@ class _Run:
         """Show and record the last of `done` steps, whose losses have arrived; return its loss."""
         loss = mean_loss(self.replica.losses)
         exposed = self.pace.exposed(self.replica.waited_s)
-        self.progress.step(done, self.total, loss, self.pace.samples_per_s, exposed)
+        exposed_input = self.pace.exposed(self.input.steps_waited_s)
+        rate = self.pace.samples_per_s
+        self.progress.step(done, self.total, loss, rate, exposed, exposed_input)
         if self.ranks.writes_folder:
             self._write_metrics(done)
         self.not_finite.look_at_loss(done, loss)
@@ -222,7 +226,8 @@ class _Run:
     def _write_metrics(self, done: int) -> None:
         loss = mean_loss(self.replica.losses)
         lr = learning_rate(self.job.optimizer, done - 1, self.total)
-        pace = self.pace.to_json_dict(self.replica.waited_s)
+        pace = self.pace.to_json_dict(self.replica.waited_s, self.input.steps_waited_s)
+        pace["input_wait_s"] = round(self.input.step_waited_s, 6)
         self.metrics.append({"step": done, "loss": loss, "lr": lr, **pace})
 
     def _evaluate_and_save_if_due(self, done: int) -> None:
@@ -260,7 +265,8 @@ class _Run:
                 is_writer = self.ranks.writes_folder
                 self._save(self.total, is_wanted=is_writer, all_hold=True)
                 test_loss, accuracy = self._evaluate(self.total, is_wanted=is_writer)
-                summary = self._summarize(seconds, loss, figures, test_loss, accuracy)
+                losses = (loss, test_loss, accuracy)
+                summary = self._summarize(seconds, figures, losses)
                 if self.ranks.writes_folder:
                     write_summary(self.out, summary)
                 if not has_own:
@@ -273,14 +279,11 @@ class _Run:
                     return summary
 
     def _summarize(
-        self,
-        seconds: float,
-        loss: float | None,
-        figures: RunFigures,
-        test_loss: float | None,
-        accuracy: float | None,
+        self, seconds: float, figures: RunFigures, losses: tuple[float | None, ...]
     ) -> Summary:
+        """Return the summary; `losses` are the training loss, the test loss and the accuracy."""
         step_s = self.pace.median_step_s()
+        loss, test_loss, accuracy = losses
         return Summary(
             steps=self.total,
             step_s=seconds if step_s is None else step_s,
@@ -288,6 +291,8 @@ class _Run:
             test_loss=test_loss,
             accuracy=accuracy,
             exposed_communication=self.pace.exposed(self.replica.waited_s),
+            exposed_input=self.pace.exposed(self.input.steps_waited_s),
+            input_wait_s=self.input.steps_waited_s / max(1, self.total - self.start - 1),
             layout=self.replica.layout.to_json_dict(),
             **figures.together(self.ranks),
             weights_sha256=digest_of(self.model.state_dict()),

@@ -139,6 +139,8 @@ def to_json_dict(job: Job, outcome: Outcome) -> dict[str, Any]:
         "speed_up": outcome.speed_up,
         "efficiency": outcome.efficiency,
         "exposed_communication": outcome.exposed_communication,
+        "exposed_input": outcome.exposed_input,
+        "input_wait_s": outcome.input_wait_s,
         "layout": outcome.layout,
         "sent_bytes": outcome.sent_bytes,
         "peak_memory_bytes": outcome.peak_memory_bytes,
@@ -172,6 +174,8 @@ def print_outcome(job: Job, outcome: Outcome, trace: Path | None, console: Conso
     table.add_row("speed-up against it", f"{outcome.speed_up:.2f}")
     table.add_row("efficiency", f"{outcome.efficiency:.1%}")
     table.add_row("exposed communication", f"{outcome.exposed_communication:.1%}")
+    if outcome.exposed_input:
+        table.add_row("waiting for input", f"{outcome.exposed_input:.1%}")
     table.add_row("sent by a rank in a step", f"{outcome.sent_bytes / 1e6:.3g} MB")
     if outcome.peak_memory_bytes is not None and outcome.mean_peak_memory_bytes is not None:
         most, mean = outcome.peak_memory_bytes / 1e6, outcome.mean_peak_memory_bytes / 1e6

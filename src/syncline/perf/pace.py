@@ -55,11 +55,14 @@ class Pace:
             return 0.0
         return min(1.0, waited_s / self.since_first_s)
 
-    def to_json_dict(self, waited_s: float) -> dict[str, float]:
+    def to_json_dict(self, waited_s: float, input_waited_s: float) -> dict[str, float]:
         """Return what a line of metrics.jsonl says of it."""
         # Rounded well below what repeats from run to run, to keep lines short.
-        exposed = round(self.exposed(waited_s), 5)
-        return {"samples_per_s": round(self.samples_per_s, 3), "exposed_communication": exposed}
+        return {
+            "samples_per_s": round(self.samples_per_s, 3),
+            "exposed_communication": round(self.exposed(waited_s), 5),
+            "exposed_input": round(self.exposed(input_waited_s), 5),
+        }
 
     def median_step_s(self) -> float | None:
         """Return the median time of a step; None before the second."""

@@ -47,6 +47,7 @@ def simulate_job(
     """
     settings, bucket_bytes = job.strategy, job.strategy.bucket_bytes
     assert settings.shards is not None
+    assert job.data.prefetch != "auto"
     learning = Learning(job) if learns else None
     if learning is None:
         workload = workload or find_workload(job, cluster)
@@ -64,6 +65,8 @@ def simulate_job(
         overlap=None if settings.overlap == "auto" else settings.overlap,
         algorithm=job.cluster.algorithm,
         links=job.cluster.links,
+        workers=job.data.workers,
+        prefetch=job.data.prefetch,
         conditions=conditions_of(job.cluster, job.run.seed, job.faults),
         learning=learning,
         num_settings=num_settings(job),

@@ -26,6 +26,7 @@ from syncline.faults import Conditions
 from syncline.perf.pace import samples_per_s_of
 from syncline.perf.trace import Recorder, Trace
 from syncline.result import CurvePoint, RunResult
+from syncline.sim.input import Loading
 from syncline.sim.learn import Learning, RankLearner
 from syncline.sim.memory import RankMemory, memory_of
 from syncline.sim.rank import VirtualRank
@@ -96,6 +97,8 @@ def simulate(
     clips: bool = False,
     keeps_messages: bool = False,
     links: LinkModel = "exact",
+    workers: int = 0,
+    prefetch: int = 0,
     on_step: Callable[[int], None] = lambda step: None,
 ) -> Outcome:
     """Run all ranks of a cluster through some steps; `workload` is one shard of one step.
@@ -105,6 +108,7 @@ def simulate(
     gradients are clipped. The optimizer keeps `state_copies` numbers for each parameter. `on_step`
     is called after every step of rank 0. `links` chooses the model of links that messages share:
     with "fast" ones many ranks are simulated sooner, not exactly.
+    On each rank `workers` processes, or one thread, load up to `prefetch` batches ahead of use.
     """
     make = strategy if callable(strategy) else functools.partial(make_strategy, strategy)
     strategies = [make() for _ in range(cluster.ranks)]
@@ -136,7 +140,11 @@ def simulate(
         overlap=overlap,
         bucket_bytes=bucket_bytes,
         cores=cluster.cores or cluster.ranks_per_machine,
-        input_s=workload.input_s * own.num_workers(cluster.ranks) / shards,
+        loading=Loading(
+            input_s=workload.input_s * own.num_workers(cluster.ranks) / shards,
+            workers=workers,
+            prefetch=prefetch,
+        ),
         num_told=(learning.num_settings if learning is not None else num_settings)
         + workload.num_counters,
         num_statistics=workload.num_statistics,
@@ -235,10 +243,13 @@ def _outcome(
     ] or [rank.step_ends_s[0] - rank.began_s for rank in ranks if rank.step_ends_s]
     update_s = workload.size_bytes / cluster.update_bytes_per_s
     compute_s = workload.forward_s + workload.backward_s
-    alone_s = max(shards * compute_s + update_s, shards * setting.input_s)
+    alone_s = setting.loading.step_alone_s(shards, compute_s, update_s, steps)
     samples = workload.samples or 1
     at_work = [r for r in ranks if r.share.mine and not world.endpoints[r.rank].died]
     total_s = sum(rank.ended_s for rank in at_work)
+    # As a real rank counts it: from the end of its first step, since nothing hides the first input.
+    input_waited_s = sum(rank.input_waited_s for rank in at_work)
+    later_s = sum(rank.ended_s - rank.step_ends_s[0] for rank in at_work)
     carried = world.links.carried
     found: dict[str, object] = {}
     if learning is not None:
@@ -277,6 +288,8 @@ def _outcome(
         exposed_communication=sum(rank.steps.waited_s for rank in at_work) / total_s
         if total_s
         else 0.0,
+        exposed_input=input_waited_s / later_s if later_s else 0.0,
+        input_wait_s=input_waited_s / max(1, (steps - 1) * len(at_work)),
         layout=ranks[0].layout.to_json_dict(),
         places=ranks[0].layout,
         sent_bytes=statistics.mean(rank.comm.traffic.step_bytes for rank in ranks) / steps,
