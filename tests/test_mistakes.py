@@ -135,6 +135,8 @@ with_sets("a file in the place of a module", "model.name=nets.py:make")
 with_sets("classes for a network of one's own", "model.name=nets:make", "model.classes=10")
 with_sets("a path for data of one's own", "data.name=nets:load", "data.path=x")
 with_sets("options for data that has none", "data.options.size=8")
+with_sets("fewer batches ahead than workers", "data.workers=2", "data.prefetch=1")
+with_sets("a thread that reads data of one's own", "data.name=nets:load", "data.prefetch=2")
 with_sets("an unknown strategy", "strategy.name=synchronos")
 with_sets("images too small for the network", "model.name=alexnet", "model.image_size=32")
 with_sets("a batch that does not divide into shards", "data.batch=66")
@@ -251,6 +253,18 @@ def _(trial: Trial) -> str:
     data = bytearray(path.read_bytes())
     data[-100] ^= 4
     path.write_bytes(data)
+    return trial.train("run.steps=9", more=("--out", "run", "--resume"))
+
+
+@case("a rank's own checkpoint in the place of the run's")
+def _(trial: Trial) -> str:
+    import dataclasses
+
+    from syncline import checkpoint
+
+    path = trial.finished_run()
+    own = dataclasses.replace(checkpoint.load(path), rank=1)
+    checkpoint.save(path.parent, own)
     return trial.train("run.steps=9", more=("--out", "run", "--resume"))
 
 
@@ -376,6 +390,11 @@ def load():
 
 def load_width():
     return 8
+
+
+def load_anew():
+    import os, torch
+    return (torch.full((64, 64), float(os.getpid())), torch.zeros(64, 10)), None
 """
 
 
@@ -395,6 +414,11 @@ with_nets("a keyword that the function does not have", "model.name=nets:make", "
 with_nets("a function that returns no network", "model.name=nets:load_width")
 with_nets("a function that fails", "data.name=nets:load")
 with_nets("a network that does not fit", "model.name=nets:make", "model.options.width=9")
+with_nets(
+    "data that every loader process draws anew",
+    *("data.name=nets:load_anew", "model.name=nets:make", "model.loss=mse", "data.workers=1"),
+    *("run.ranks=1", "data.batch=16"),
+)
 
 
 @case("verify with a strategy whose ranks differ")
@@ -710,6 +734,15 @@ loop_alone(
 loop_alone(
     "torch's own clipping",
     "backward()\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+    ", shards=1",
+)
+loop_alone(
+    "a model that was compiled in place",
+    "model.compile(backend='eager')\nsyncline.distribute(model, optimizer)",
+)
+loop_alone(
+    "a function that draws two batches for one seed",
+    "calls = iter(range(9))\nlist(next(syncline.shards(lambda: torch.tensor([next(calls)]))))",
     ", shards=1",
 )
 loop_alone(

@@ -35,13 +35,14 @@ KEEP = 2
 _PATTERN = "step-*.safetensors"
 
 
-class _Meta(msgspec.Struct, forbid_unknown_fields=True):
+class _Meta(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     format: int
     step: int
     job: str
     digest: str
     plain: dict[str, dict[str, Any]]
     """Optimizer state that is not a tensor: parameter -> key -> value."""
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Checkpoint:
     model: dict[str, torch.Tensor]
     optimizer: dict[str, dict[str, Any]]
     strategy: dict[str, torch.Tensor]
+    rank: int | None = None
+    """The rank whose own parameters these are; None if they represent the run."""
     digest: str = ""
     """What the file says of itself; empty before it is saved."""
     format: int = FORMAT
@@ -84,7 +87,8 @@ def save(folder: Path, checkpoint: Checkpoint, spared: Collection[Path] = ()) ->
         tensors[f"strategy/{name}"] = tensor
     # Copy each tensor: tied weights may share memory, which safetensors refuses.
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
-    meta = _Meta(FORMAT, checkpoint.step, job_to_toml(checkpoint.job), "", plain)
+    job = job_to_toml(checkpoint.job)
+    meta = _Meta(FORMAT, checkpoint.step, job, "", plain, checkpoint.rank)
     meta.digest = _digest_of_all(tensors, meta)
     path = path_of(folder, checkpoint.step)
     with explained(path):
@@ -175,6 +179,7 @@ def load(path: Path) -> Checkpoint:
         parts["model"],
         optimizer,
         parts["strategy"],
+        meta.rank,
         digest=meta.digest,
         format=meta.format,
     )
@@ -242,6 +247,23 @@ def newest_good(folder: Path, parameters: Collection[str]) -> Path | None:
         except CheckpointError:
             continue
     return None
+
+
+def check_owner(path: Path, saved: Checkpoint, rank: int | None, step: int) -> None:
+    """Refuse a checkpoint of another rank or step than its path says.
+
+    `rank` is None for a checkpoint of the run. Format 1 does not say whose it is.
+    """
+    if saved.step == step and (saved.rank == rank or saved.format == 1):
+        return
+    found, wanted = (
+        f"step {at} of {'the run' if of is None else f'rank {of} alone'}"
+        for at, of in ((saved.step, saved.rank), (step, rank))
+    )
+    raise CheckpointError(
+        f"{path}: it holds {found}, but {wanted} belongs there. It was left alone; put the right "
+        "file there, or move it away."
+    )
 
 
 def check_same_job(path: Path, saved: Job, job: Job) -> None:

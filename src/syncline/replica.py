@@ -33,7 +33,7 @@ class Replica(Protocol):
 
     @property
     def losses(self) -> list[float]:
-        """The losses told in the last step, by shard. Known when the next forward has begun."""
+        """The losses told in the last step, by shard; NaN for a shard without. Waits for them."""
         ...
 
     def begin_shard(self, shard: int) -> None:

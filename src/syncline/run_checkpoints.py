@@ -78,6 +78,7 @@ class RunCheckpoints:
                 "Start without --resume.",
             )
         saved = self._load(path)
+        checkpoint.check_owner(path, saved, None, saved.step)
         if saved.format != checkpoint.FORMAT and self._rank == 0:
             log.warning(
                 "rank 0: %s: written by an older version (format %d), whose digest covers the "
@@ -120,6 +121,8 @@ class RunCheckpoints:
 
     def _choice(self, chosen: checkpoint.Checkpoint, total: int) -> _Choice:
         summary = finished(self._folder, total) if chosen.step == total else None
+        if summary is not None and summary.weights_sha256 != checkpoint.digest_of(chosen.model):
+            summary = None  # it is not of this run: write it again
         plain = None if summary is None else summary.to_json_dict()
         return _Choice(chosen.step, chosen.digest, plain)
 
@@ -172,7 +175,11 @@ class RunCheckpoints:
         if not replica.plan.keeps_own:
             return None
         path = checkpoint.path_of(own_checkpoints(self._folder, self._rank), saved.step)
-        return checkpoint.load(path) if path.exists() else None
+        if not path.exists():
+            return None
+        own = self._load(path)
+        checkpoint.check_owner(path, own, self._rank, saved.step)
+        return own
 
     # Saving.
 
@@ -192,7 +199,7 @@ class RunCheckpoints:
 
     def save_own(self, replica: Replica, step: int) -> None:
         """Write this rank's own checkpoint."""
-        saved = self._collect(replica, step, is_wanted=True)
+        saved = self._collect(replica, step, is_wanted=True, rank=self._rank)
         assert saved is not None
         folder = own_checkpoints(self._folder, self._rank)
         # A rank keeps its own part of every checkpoint of the run that is kept.
@@ -200,13 +207,13 @@ class RunCheckpoints:
         checkpoint.save(folder, saved, spared)
 
     def _collect(
-        self, replica: Replica, step: int, *, is_wanted: bool
+        self, replica: Replica, step: int, *, is_wanted: bool, rank: int | None = None
     ) -> checkpoint.Checkpoint | None:
         optimizer_state = replica.optimizer_state(is_wanted=is_wanted)
         if not is_wanted:
             return None
         model, strategy = self._model.state_dict(), replica.run.state()
-        return checkpoint.Checkpoint(step, self._job, model, optimizer_state, strategy)
+        return checkpoint.Checkpoint(step, self._job, model, optimizer_state, strategy, rank)
 
     def describe_last_good(self) -> str:
         """Return a sentence that names the last checkpoint that a run can go on from."""

@@ -92,7 +92,9 @@ def read_summary(folder: Path) -> dict[str, Any]:
     path = folder / SUMMARY
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        if not isinstance(summary, dict):
+            raise ValueError("not an object")
+    except (OSError, ValueError, RecursionError):
         raise SynclineError(
             f"{printable(path)} is missing or damaged though every rank ended well"
         ) from None
@@ -185,7 +187,7 @@ def _read_line(text: bytes) -> dict[str, Any] | None:
     """
     try:
         line = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     is_line = isinstance(line, dict) and isinstance(line.get("step"), int)
     return line if is_line else None

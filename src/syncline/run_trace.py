@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -12,10 +13,12 @@ from syncline.comm.base import Communicator, exchange_bytes
 from syncline.config import Job, job_to_toml
 from syncline.engine.replica import Replica
 from syncline.engine.traced import header_of
+from syncline.files import explained
 from syncline.perf.clocks import Moment, OneClock, Rounds, compare
 from syncline.perf.meetings import divide
 from syncline.perf.recorder import Recorder
 from syncline.perf.trace import Header, Task, Trace
+from syncline.run_ranks import RunRanks
 from syncline.session import Session
 
 _NUM_ROUNDS = 50
@@ -29,11 +32,25 @@ class _Told(msgspec.Struct, array_like=True):
     sent_bytes: int
 
 
+class NotTraced:
+    """What a run without a trace has instead."""
+
+    def __init__(self) -> None:
+        self._nothing = contextlib.nullcontext()
+
+    def task(self, kind: str, step: int) -> contextlib.AbstractContextManager[None]:
+        return self._nothing
+
+    def write(self, ranks: RunRanks) -> None:
+        pass
+
+
 class RunTrace:
     """Records one rank's run, and puts the trace of all ranks together. Every rank makes one."""
 
     def __init__(
         self,
+        path: Path,
         replica: Replica,
         session: Session,
         job: Job,
@@ -41,6 +58,7 @@ class RunTrace:
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`steps` are those that the run takes; `now` is this rank's clock."""
+        self._path = path
         self._replica, self._session, self._now = replica, session, now
         self._job, self._steps = job, steps
         self._before_bytes = session.comm.traffic.step_bytes
@@ -57,7 +75,14 @@ class RunTrace:
         yield
         self.recorder.follow(kind, -1, step, started)
 
-    def collect(self, *, is_alone: bool) -> Trace:
+    def write(self, ranks: RunRanks) -> None:
+        """Write all ranks' tasks. Every rank calls it."""
+        found = self._collect(is_alone=bool(ranks.absent()))
+        if ranks.writes_folder:
+            with explained(self._path):
+                found.write(self._path)
+
+    def _collect(self, *, is_alone: bool) -> Trace:
         """Stop recording; return all ranks' tasks. Every rank calls it.
 
         With `is_alone`, where ranks are lost, the trace holds the tasks of this rank alone.

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from syncline.engine.parameters import waiting_grad
 from syncline.engine.replica import Replica
 from syncline.errors import UsageError
 from syncline.samples import seed_generators, seed_torch
@@ -75,7 +74,7 @@ class Step:
             if part == 0 and torch.is_grad_enabled():  # validation delivers no gradients
                 for replica in self._dealt.replicas:
                     replica.buffers.put_back()
-                    if is_first and self._dealt.shards > 1 and not has_gradient(replica):
+                    if is_first and self._dealt.shards > 1 and not replica.has_gradient:
                         replica.tell_buffers()
                     replica.begin_shard(shard, is_flat=is_flat)
             place = (shard, part) if part else (shard,)
@@ -111,7 +110,7 @@ class Step:
         if not replicas:
             return len(self._given) == len(self._places)
         late = self._late()
-        if any(map(has_gradient, late)):
+        if any(replica.has_gradient for replica in late):
             raise UsageError(
                 "the loader's state_dict() came in the middle of a step: gradients of its first "
                 f"{len(self._given)} of {len(self._places)} batches wait for optimizer.step(). "
@@ -122,23 +121,17 @@ class Step:
     def leave(self) -> None:
         """Show all ranks the same buffers if a loop is left in the middle of a step."""
         for replica in self._late():
-            if replica.comm.size > 1 and not replica.has_own and has_gradient(replica):
+            if replica.comm.size > 1 and not replica.has_own and replica.has_gradient:
                 replica.buffers.set_aside()
 
     def is_begun(self) -> bool:
         """Say whether any model got a gradient or took its step."""
         late = self._late()
-        return len(late) < len(self._dealt.replicas) or any(map(has_gradient, late))
+        return len(late) < len(self._dealt.replicas) or any(
+            replica.has_gradient for replica in late
+        )
 
     def _late(self) -> list[Replica]:
         """Return the replicas that have not taken this step yet."""
         before = self._steps_before
         return [r for r in self._dealt.replicas if r.step_number == before[id(r)]]
-
-
-def has_gradient(replica: Replica) -> bool:
-    """Say whether a model has gradients that wait for `optimizer.step()`."""
-    return any(
-        slot.fired or slot.is_taken or slot.has_gradient or waiting_grad(slot.parameter) is not None
-        for slot in replica.slots
-    )

@@ -8,10 +8,12 @@ import time
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import syncline
 from ranks import run_ranks
 from syncline.engine.parameters import InFlight
+from syncline.strategies import Synchronous
 
 
 def make():
@@ -99,3 +101,66 @@ def test_a_function_of_a_buffer_and_a_parameter_waits_for_both(is_buffer_first):
     train(model, optimizer, use)
     assert classes[0] is InFlight
     assert InFlight not in classes[1::2]
+
+
+class Remembers(nn.Module):
+    """Keeps its last inputs, whose shape depends on the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.register_buffer("last", torch.zeros(1, 4))
+
+    def forward(self, x):
+        self.last = x[: int(x[0, 0])].clone()
+        return self.layer(x) + self.last.sum()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_buffer_whose_shape_differs_by_shard_takes_that_of_shard_0(size, overlap):
+    def work():
+        syncline.init()
+        torch.manual_seed(0)
+        model = Remembers()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        syncline.distribute(model, optimizer, shards=2, overlap=overlap)
+        data = [torch.full((5, 4), 1.0 + number) for number in (1, 3, 2, 0)]
+        seen = []
+        for step in syncline.shards(DataLoader(data, batch_size=None)):
+            for inputs in step:
+                (0.01 * model(inputs).sum()).backward()
+            optimizer.step()
+            seen.append((tuple(model.last.shape), model.last.tolist()))
+            optimizer.zero_grad()
+        return seen, model.layer.weight.tolist()
+
+    for seen, weights in (results := run_ranks(size, work)):
+        assert [shape for shape, _ in seen] == [[2, 4], [3, 4]]
+        assert [seen, weights] == results[0]
+
+
+class Entered(Synchronous):
+    """Takes its time before the buffers are set."""
+
+    def step_entered(self, step):
+        time.sleep(0.05)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_buffer_that_is_replaced_right_after_a_step_is_kept(overlap):
+    """As the hidden state of a recurrent network is, at the end of a text."""
+    syncline.init()
+    model = Remembers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    syncline.distribute(model, optimizer, Entered(), overlap=overlap)
+    for step in range(3):
+        model(torch.full((5, 4), 2.0)).sum().backward()
+        optimizer.step()
+        model.last = torch.full((2, 4), 7.0 + step)
+        optimizer.zero_grad()
+        syncline.barrier()
+        model.layer(torch.ones(5, 4))  # waits for the step
+        assert model.last.tolist() == [[7.0 + step] * 4] * 2

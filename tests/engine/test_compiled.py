@@ -166,3 +166,56 @@ def test_a_compiled_forward_between_shards_is_refused():
     optimizer.step()
     with pytest.raises(UsageError, match="read after a step"):
         model(*words(1))
+
+
+@functools.cache
+def plain_layers():
+    return train_layers(lambda layers, forward: forward, overlap=None)
+
+
+def train_layers(compile_late, overlap):
+    """Train layers that are compiled after distribute(), if at all."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList([nn.Linear(40, 40) for _ in range(4)])
+    optimizer = torch.optim.AdamW(layers.parameters(), lr=0.01)
+    if overlap is not None:
+        syncline.distribute(layers, optimizer, overlap=overlap, bucket_bytes=6000)
+
+    def forward(x):
+        for layer in layers:
+            x = torch.tanh(nn.functional.linear(layer(x), layer.weight))
+        return x
+
+    forward = compile_late(layers, forward)
+    for step in range(4):
+        x = torch.randn(4, 40, generator=torch.Generator().manual_seed(step))
+        forward(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [parameter.detach().clone() for parameter in layers.parameters()]
+
+
+def compile_function(layers, forward):
+    return torch.compile(forward, backend="eager")
+
+
+def compile_parts(layers, forward):
+    for at in range(len(layers)):
+        layers[at] = torch.compile(layers[at], backend="eager")
+    return forward
+
+
+def compile_in_place(layers, forward):
+    for layer in layers:
+        layer.compile(backend="eager")
+    return forward
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, while it compiles
+@pytest.mark.parametrize("compile_late", [compile_function, compile_parts, compile_in_place])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_what_is_compiled_after_distribute_waits_for_parameters(compile_late, overlap):
+    torch._dynamo.reset()
+    syncline.init()
+    found = train_layers(compile_late, overlap)
+    assert all(map(torch.equal, found, plain_layers()))

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import syncline
 from ranks import run_ranks
@@ -387,3 +388,24 @@ def test_a_grad_scaler_that_is_switched_off_works():
             optimizer.zero_grad()
 
     against_plain(loop)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("overlap", [True, False])
+def test_gradients_after_a_step_do_not_begin_the_next(overlap):
+    """A GAN's generator leaves some in the discriminator."""
+    syncline.init()
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    syncline.distribute(model, optimizer, shards=2, overlap=overlap)
+    steps = syncline.shards(DataLoader(torch.ones(16, 4), batch_size=2))
+    for number, step in enumerate(steps):
+        if number:
+            next(iter(step))
+            model.load_state_dict(model.state_dict())  # before the step's first gradient
+            assert steps.state_dict()["step"] == number
+            optimizer.zero_grad()
+        for x in step:
+            model(x).sum().backward()
+        optimizer.step()
+        model(torch.ones(2, 4)).sum().backward()

@@ -211,6 +211,18 @@ REFUSALS = {
         SLURM | OMPI | {"OMPI_COMM_WORLD_RANK": "2"},
         "OMPI_COMM_WORLD_RANK: got 2 of 4, while slurm says 1 of 4, but a rank has one launcher.",
     ),
+    "Lightning's variables, exported for all tasks of srun": (
+        SLURM | LIGHTNING | {"LOCAL_RANK": "0"},
+        "SLURM_PROCID: got 1 of 4, while lightning says 0 of 4, but a rank has one launcher.",
+    ),
+    "WORLD_SIZE in a step of one task": (
+        SLURM_OF_ONE | {"WORLD_SIZE": "4"},
+        "WORLD_SIZE: set as a launcher of several ranks does",
+    ),
+    "horovodrun": (
+        {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "4"},
+        "HOROVOD_SIZE: set as a launcher of several ranks does",
+    ),
     "a step without a task": (
         {name: value for name, value in SLURM.items() if name != "SLURM_PROCID"},
         "SLURM_PROCID: not set though SLURM_STEP_ID is, but a launcher sets both.",
@@ -254,3 +266,35 @@ def test_a_group_of_one_rank_in_a_world_of_several_is_refused():
     )
     assert read_world_of_group(1, 2, {}).num_machines is None
     assert read_world_of_group(0, 1, {}).num_machines == 1
+
+
+TORCHRUN = {"LOCAL_RANK": "0", "GROUP_RANK": "0"} | WHERE
+TORCHRUN_OF_ONE = TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+TORCHRUN_OF_TWO = TORCHRUN | {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "start"),
+    [
+        (MPICH | {"RANK": "0", "WORLD_SIZE": "1"}, "PMI_SIZE is 4, but RANK and WORLD_SIZE are"),
+        (OMPI | TORCHRUN_OF_ONE, "OMPI_COMM_WORLD_SIZE is 4, but RANK and WORLD_SIZE are those of"),
+        (
+            FLUX | TORCHRUN_OF_TWO,
+            "FLUX_JOB_SIZE is 4, but RANK and WORLD_SIZE are those of a world",
+        ),
+        (
+            SLURM | TORCHRUN_OF_TWO,
+            "SLURM_NTASKS is 4, but RANK and WORLD_SIZE are those of a world of 2 on 1 machine(s): "
+            "not all that was started is in it. Let one launcher start all ranks if they",
+        ),
+        # One torchrun on each of four machines.
+        (SLURM | TORCHRUN_OF_TWO | {"WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "4"}, ""),
+        (SLURM | {"RANK": "1", "WORLD_SIZE": "4"} | WHERE, ""),
+        (SLURM_OF_ONE | TORCHRUN_OF_TWO, ""),
+        (SLURM | TORCHRUN_OF_TWO | {"SYNCLINE_JOB": "x"}, ""),
+    ],
+)
+def test_a_world_smaller_than_what_another_launcher_started_is_said(environ, start):
+    remark = read_world(environ | KEY).remark
+    assert remark.startswith(start)
+    assert bool(remark) == bool(start)

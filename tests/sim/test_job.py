@@ -55,8 +55,8 @@ def test_sizes_only_needs_no_data_and_no_weights(monkeypatch, sets):
     monkeypatch.setattr(torch.nn.Parameter, "__new__", note)
     job = resolved(**sets)
     assert simulate_job(job, links(job), steps=2).steps == 2
-    # num_settings makes the optimizer of a model with one number.
-    assert [kind for kind in made if kind != "meta"] == ["cpu"] * 2
+    # num_settings and state_copies make the optimizers of models with one parameter or two.
+    assert [kind for kind in made if kind != "meta"] == ["cpu"] * 3
 
 
 @pytest.mark.usefixtures("_no_data")

@@ -40,7 +40,7 @@ def test_fast_links_take_steps_within_one_per_cent_of_the_exact_ones(name, per_m
     first_s, exact_first_s = fast.step_ends_s[0], exact.step_ends_s[0]
     assert fast_s - first_s == pytest.approx(exact_s - exact_first_s, rel=0.01)
     # All ranks begin their first exchange at once, and then wait for the links.
-    assert first_s == pytest.approx(exact_first_s, rel=0.05)
+    assert first_s == pytest.approx(exact_first_s, rel=0.1)
     assert fast.sent_bytes == exact.sent_bytes
     assert fast.carried_bytes == pytest.approx(exact.carried_bytes)
 

@@ -101,7 +101,7 @@ def test_a_link_that_halves_its_rate_in_the_middle_of_a_message():
 
 def test_input_is_loaded_while_the_step_before_runs():
     hidden = workload((BUCKET, 1.0, 2.0), (BUCKET, 1.0, 2.0), input_s=5.0)
-    options = {"steps": 4, "bucket_bytes": 1, "overlap": True}
+    options = {"steps": 4, "bucket_bytes": 1, "overlap": True, "prefetch": 1}
     assert simulate(hidden, cluster(2, rate=RATE), **options).step_s == 7.0 + FLAGS_S
     bound = workload((BUCKET, 1.0, 2.0), (BUCKET, 1.0, 2.0), input_s=9.0)
     assert simulate(bound, cluster(2, rate=RATE), **options).step_s == 9.0

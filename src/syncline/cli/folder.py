@@ -94,15 +94,13 @@ def resumed_job(job: Job, folder: Path) -> Job:
         job = msgspec.structs.replace(job, strategy=same)
     for key, old, new in what_changed(before, job):
         got, had = ("none" if value is None else printable(value) for value in (new, old))
-        is_length = key in ("run.steps", "run.epochs")
-        raise ConfigError(
-            key,
-            f"got {got} to go on with a run that had {had}",
-            "the learning rates of the cosine schedule depend on it"
-            if is_length
-            else "this would no longer be the same run",
-            "Set it back, or start a new run in another folder.",
-        )
+        rule, more = "this would no longer be the same run", ""
+        if key in ("run.steps", "run.epochs"):
+            rule = "the learning rates of the cosine schedule depend on it"
+            more = "; with schedule constant, step or milestones a run can be made longer later"
+        found = f"got {got} to go on with a run that had {had}"
+        fix = f"Set it back, or start a new run in another folder{more}."
+        raise ConfigError(key, found, rule, fix)
     return job
 
 

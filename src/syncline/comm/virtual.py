@@ -9,6 +9,7 @@ equal parameters hold them once.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -26,7 +27,6 @@ from syncline.comm.base import (
     check_owner,
     each_element_once,
 )
-from syncline.comm.cost import Phase, is_across
 from syncline.comm.group_numbers import GroupNames
 from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.shape import Machines, by_machine, choose, kind_of
@@ -41,6 +41,7 @@ from syncline.comm.virtual_group import (
     spread_sum,
     whole_sum,
 )
+from syncline.comm.virtual_stream import Streams
 from syncline.comm.virtual_window import VirtualWindow
 from syncline.comm.window import Functions, Window
 from syncline.errors import CommError
@@ -79,6 +80,7 @@ class VirtualWorld:
         for rank in range(cluster.ranks):
             rates["inside", rank] = cluster.inside.rate_bytes_per_s
         self.links = FastLinks(clock, rates) if has_fast_links else Links(clock, rates)
+        self.streams = Streams()
         machines = by_machine(range(cluster.ranks), cluster.ranks_per_machine)
         self.names = GroupNames()
         self._everybody = VirtualGroup(self, machines)
@@ -110,10 +112,14 @@ class VirtualWorld:
         the other, each for `message_s`. That of an answer has passed while the call was served.
         """
         ports, link = self.ports_between(one, other)
-        is_paid = is_answer or self.is_inside(one, other)
-        sent_s = self.clock.now_s if is_paid else self.send_messages(one, 1)
-        moving_s = sent_s + link.latency_s
-        self.clock.at(moving_s, self.links.start, ports, float(num_bytes), done)
+        start = functools.partial(self.links.start, ports, float(num_bytes))
+        if self.is_inside(one, other):
+            moving_s = self.clock.now_s + link.latency_s
+            self.clock.at(moving_s, start, done)
+        else:
+            sent_s = self.clock.now_s if is_answer else self.send_messages(one, 1)
+            moving_s = sent_s + link.latency_s
+            self.clock.at(moving_s, self.streams.send, (one, other), start, done)
         return moving_s
 
     def send_messages(self, rank: int, number: int) -> float:
@@ -157,35 +163,6 @@ class VirtualWorld:
         endpoint.asked.clear()
         for other in self.endpoints:
             other.notify(self.clock)
-
-    def pay(self, group: VirtualGroup, phases: Sequence[Phase], done: Callable[[], None]) -> None:
-        """Let the time of a collective pass, then call `done`."""
-        collective_s = self.cluster.collective_s
-        if collective_s and is_across(phases):
-            self.clock.after(collective_s, self._pay_phases, group, phases, done)
-        else:
-            self._pay_phases(group, phases, done)
-
-    def _pay_phases(
-        self, group: VirtualGroup, phases: Sequence[Phase], done: Callable[[], None]
-    ) -> None:
-        """Let phases pass one after the other, then call `done`."""
-        if not phases:
-            done()
-            return
-        phase, *rest = phases
-        ports = group.inside_ports if phase.where == "inside" else group.across_ports
-        then = lambda: self._pay_phases(group, rest, done)  # noqa: E731
-        self.clock.after(self._delay_s(phase), self.links.start, ports, phase.num_bytes, then)
-
-    def _delay_s(self, phase: Phase) -> float:
-        link = self.cluster.inside if phase.where == "inside" else self.cluster.network
-        return phase.rounds * link.latency_s + phase.messages * self.cluster.message_s
-
-    def latency_s(self, phases: Sequence[Phase]) -> float:
-        """Return how much of a collective's time does not depend on its bytes."""
-        once_s = self.cluster.collective_s if is_across(phases) else 0.0
-        return once_s + sum(map(self._delay_s, phases))
 
 
 class VirtualComm:
@@ -334,12 +311,12 @@ class VirtualComm:
                         finish(gathering.brought)
                 gathering.done.set()
 
-            self._world.pay(group, charge.phases, end)
+            group.pay(charge.phases, end)
         gathering.done.wait(lambda: self._explain(gathering))
         recorder = me.traffic.recorder
         if recorder is not None:
             exchange, met_s = f"{group.name}.{number[0]}:{number[1]}", gathering.met_s
-            recorder.end_exchange(exchange, met_s, met_s + self._world.latency_s(charge.phases))
+            recorder.end_exchange(exchange, met_s, met_s + group.latency_s(charge.phases))
 
     def _explain(self, gathering: Gathering) -> str:
         missing = sorted(rank for at, rank in enumerate(self.ranks) if at not in gathering.brought)

@@ -17,6 +17,7 @@ The functions are not run (`window.Counted`): an owner's first call tells how lo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -138,7 +139,7 @@ class Trip:
         assert isinstance(world.links, FastLinks)
         links, message_s = world.links, world.cluster.message_s
         latency_s = world.cluster.network.latency_s
-        num = len(self.across)
+        num, me = len(self.across), self.window.rank
         last_sent_s = world.send_messages(self.window.rank, num)
         first_sent_s = last_sent_s - (num - 1) * message_s
         come_s = np.zeros(len(self.ranks))
@@ -147,12 +148,15 @@ class Trip:
         def arrive() -> None:
             alive = self._alive(self.across)
             first_s, last_s = serve(alive, come_s[alive])
-            clock.at(first_s + latency_s, links.send, self.back, lambda: come_back(last_s))
+            start = functools.partial(links.send, self.back)
+            end_s = first_s + latency_s
+            clock.at(end_s, world.streams.send, ("back", me), start, lambda: come_back(last_s))
 
         def come_back(last_s: float) -> None:
             clock.at(max(clock.now_s, last_s + latency_s), end)
 
-        clock.at(first_sent_s + latency_s, links.send, self.there, arrive)
+        start = functools.partial(links.send, self.there)
+        clock.at(first_sent_s + latency_s, world.streams.send, ("there", me), start, arrive)
 
     def _alive(self, targets: Ints) -> Ints:
         """Return the targets whose owners have not died."""

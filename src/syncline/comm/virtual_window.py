@@ -107,7 +107,7 @@ class VirtualWindow(OneByOne):
         self.ranks = group.ranks
         self._me = me
         self._number = number
-        self._published_bytes = published_bytes
+        self.published_bytes = published_bytes
         self.functions = functions
         self.published: torch.Tensor | None = None
         self.version = 0
@@ -131,12 +131,12 @@ class VirtualWindow(OneByOne):
         asked = self._ask(position, "a get")
         if asked.is_over():
             return asked
-        self._count("get", self._published_bytes)
+        self._count("get", self.published_bytes)
 
         ranks = self._me.rank, asked.owner.rank
         # On one machine the caller reads the owner's memory; the owner has nothing to do.
         is_inside = self._world.is_inside(*ranks)
-        serving_s = 0.0 if is_inside else self._world.serving_s(*ranks, self._published_bytes)
+        serving_s = 0.0 if is_inside else self._world.serving_s(*ranks, self.published_bytes)
 
         def run() -> int:
             # The answer is what is published when the request is served.

@@ -287,12 +287,20 @@ class Piece:
         return (self.start - self.slot.offset) // BLOCK_ELEMENTS
 
 
-def pieces_of(bucket: Bucket, start: int, stop: int) -> Iterable[Piece]:
-    """Yield the pieces of the bucket's parameters between two elements."""
+def pieces_of(
+    bucket: Bucket, start: int, stop: int, *, with_empty: bool = False
+) -> Iterable[Piece]:
+    """Yield the pieces of the bucket's parameters between two elements.
+
+    With `with_empty` also the parameters without elements: each lies in one strip of the bucket.
+    """
     for slot in bucket.slots:
-        first = max(start, slot.offset)
-        last = min(stop, slot.offset + slot.num_elements)
-        if first < last:
+        at = slot.offset
+        first, last = max(start, at), min(stop, at + slot.num_elements)
+        is_in = start <= at < stop or (
+            at == stop == bucket.num_elements and (start < stop or not at)
+        )
+        if first < last or (with_empty and not slot.num_elements and is_in):
             yield Piece(slot, first, last)
 
 

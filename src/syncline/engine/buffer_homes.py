@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,6 +31,10 @@ class Home(NamedTuple):
         found = self.holder.get(self.name)
         return _NOTHING if found is None else found
 
+    def apart(self) -> Home:
+        """Return a home for the same buffer that the user's model does not see."""
+        return Home({self.name: self.holder.get(self.name)}, self.name, self.full_name)
+
     def set(self, value: torch.Tensor) -> None:
         """Copy a value into the buffer; if that has another shape or type, put a new one there."""
         found = self.holder.get(self.name)
@@ -40,6 +45,38 @@ class Home(NamedTuple):
         else:
             once = each_element_once(found)
             once.copy_(value[tuple(slice(length) for length in once.shape)])
+
+    def take_shape(self, told: torch.Tensor) -> None:
+        """Make room for a value of another shape or type; the tensor stays the same object."""
+        dimensions, kind, *rest = told.tolist()
+        shape, dtype, found = tuple(rest[:dimensions]), _TYPES[kind], self.holder.get(self.name)
+        if dimensions < 0:
+            self.holder[self.name] = None
+        elif found is None:
+            self.holder[self.name] = torch.empty(shape, dtype=dtype)
+        elif found.shape != shape or found.dtype != dtype:
+            found.data = torch.empty(shape, dtype=dtype)
+
+
+_TYPES = sorted({v for v in vars(torch).values() if isinstance(v, torch.dtype)}, key=str)
+_MAX_DIMENSIONS = 64
+"""That of torch."""
+
+
+def tell_shapes(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the shapes and types of buffers as numbers, which `Home.take_shape` takes."""
+    rows = torch.zeros(len(values), 2 + _MAX_DIMENSIONS, dtype=torch.int64)
+    for row, value in zip(rows, values, strict=True):
+        row[0] = -1 if value is _NOTHING else value.dim()
+        row[1] = _TYPES.index(value.dtype)
+        row[2 : 2 + value.dim()] = torch.tensor(value.shape, dtype=torch.int64)
+    return rows
+
+
+def find_statistics(model: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the running statistics of a model's norm layers, and their counters of batches."""
+    statistics, counters, _ = find_homes(model)
+    return [home.value() for home in statistics], [home.value() for home in counters]
 
 
 def find_homes(model: nn.Module) -> tuple[list[Home], list[Home], list[Home]]:
@@ -66,3 +103,18 @@ def find_homes(model: nn.Module) -> tuple[list[Home], list[Home], list[Home]]:
 def kept_copy(buffer: torch.Tensor) -> torch.Tensor:
     """Return a copy of a buffer's value, which `Home.set` takes."""
     return buffer if buffer is _NOTHING else buffer.clone()
+
+
+def flat_buffers(model: nn.Module) -> torch.Tensor:
+    """Return a copy of all floating-point buffers, one after the other, in float64."""
+    parts = [b.detach().reshape(-1).double() for b in model.buffers() if b.is_floating_point()]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+
+
+def load_flat_buffers(model: nn.Module, flat: torch.Tensor) -> None:
+    """Restore buffers from what `flat_buffers` returned."""
+    at = 0
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            buffer.copy_(flat[at : at + buffer.numel()].view(buffer.shape))
+            at += buffer.numel()

@@ -16,23 +16,8 @@ from torch import nn
 
 from syncline.comm.base import Communicator, Partials, allocate_sums
 from syncline.comm.tree import LeafPlan, Spread
-from syncline.engine.buffer_homes import Home, find_homes, kept_copy
+from syncline.engine.buffer_homes import Home, find_homes, kept_copy, tell_shapes
 from syncline.errors import UsageError
-
-
-def flat_buffers(model: nn.Module) -> torch.Tensor:
-    """Return a copy of all floating-point buffers, one after the other, in float64."""
-    parts = [b.detach().reshape(-1).double() for b in model.buffers() if b.is_floating_point()]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
-
-
-def load_flat_buffers(model: nn.Module, flat: torch.Tensor) -> None:
-    """Restore buffers from what `flat_buffers` returned."""
-    at = 0
-    for buffer in model.buffers():
-        if buffer.is_floating_point():
-            buffer.copy_(flat[at : at + buffer.numel()].view(buffer.shape))
-            at += buffer.numel()
 
 
 def sum_type(dtype: torch.dtype, shards: int) -> torch.dtype:
@@ -43,12 +28,6 @@ def sum_type(dtype: torch.dtype, shards: int) -> torch.dtype:
     """
     is_power_of_two = shards & (shards - 1) == 0
     return dtype if is_power_of_two else torch.float64
-
-
-def find_statistics(model: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the running statistics of a model's norm layers, and their counters of batches."""
-    statistics, counters, _ = find_homes(model)
-    return [home.value() for home in statistics], [home.value() for home in counters]
 
 
 class Kept(NamedTuple):
@@ -85,6 +64,8 @@ class Buffers:
         self._seen_norms: list[tuple[torch.Tensor, int]] = []
         self._places: list[int] = []
         self._after_shard_0: list[torch.Tensor] = []
+        self._left: list[tuple[Home, torch.Tensor]] = []
+        """The other buffers that `step()` left to the comm lane, in homes of their own."""
         self._aside: Kept | None = None
         """The buffers of the shard under way, while those of the step's start are shown."""
         self.lay_out(comm, spread)
@@ -239,15 +220,16 @@ class Buffers:
         values = [*self._start_norms(), *self._start_small]
         return {home.full_name: value for home, value in zip(homes, values, strict=True)}
 
-    def begin_step(self) -> None:
+    def begin_step(self, others: Sequence[torch.Tensor] | None = None) -> None:
         """Keep the buffers from which every shard of the step starts."""
         self._aside = None
         if self._norms:
             self._start.copy_(self._current)
             self._seen_norms = _seen([home.value() for home in self._norms])
         if self._counter_homes or self._other_homes:
-            self._start_small = [kept_copy(buffer) for buffer in self._small]
-            self._seen = _seen(self.others)
+            others = self.others if others is None else others
+            self._start_small = [kept_copy(buffer) for buffer in [*self._counters, *others]]
+            self._seen = _seen(others)
 
     def begin_step_of(self, module: nn.Module) -> None:
         """Keep a module's own buffers, which were loaded: every shard starts from them."""
@@ -324,16 +306,33 @@ class Buffers:
         """
         if self.statistics is not None:
             self._current.copy_(self.statistics.result)
+        homes = [left for left, _ in self._left] or self._other_homes
         if others_changed:
             root = comm.ranks.index(min(comm.ranks))
-            values = self._after_shard_0 or self.others
-            for home, value in zip(self._other_homes, values, strict=True):
+            values = self._after_shard_0 or [home.value() for home in homes]
+            shapes = tell_shapes(values)
+            comm.broadcast(shapes, root)
+            yield
+            for home, value, shape in zip(homes, values, shapes, strict=True):
+                home.take_shape(shape)
                 if comm.position == root:
                     home.set(value)
                 comm.broadcast(home.value(), root)
                 yield
         self._after_shard_0 = []
-        self.begin_step()
+        self._end_leave()
+        self.begin_step([home.value() for home in homes])
+
+    def leave(self) -> None:
+        """Leave the other buffers to the comm lane: what the user puts in their place stays."""
+        self._left = [(home.apart(), home.value()) for home in self._other_homes]
+
+    def _end_leave(self) -> None:
+        """Show buffers that came or went, unless the user has put something there."""
+        for home, (left, before) in zip(self._other_homes, self._left, strict=False):
+            if left.value() is not before and home.value() is before:
+                home.holder[home.name] = left.holder[left.name]
+        self._left = []
 
 
 def _seen(buffers: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:

@@ -20,7 +20,7 @@ from syncline.comm.base import Communicator, exchange_bytes
 from syncline.comm.control import Control
 from syncline.contract import Plan, Strategy
 from syncline.engine.bucket import Bucket, Slot, point_to, spans_of, view_of
-from syncline.engine.buffers import flat_buffers
+from syncline.engine.buffer_homes import flat_buffers
 from syncline.engine.early import EarlyUpdates
 from syncline.engine.first_use import order_of
 from syncline.engine.gradients import Gradients

@@ -5,6 +5,9 @@ it meets another class. Parameters change their class here (`parameters.py`). So
 rank runs, and the last bits of what it computes, would depend on the moments at which it had called
 the model before: a rank that evaluates alone would compute other bits than its peers. torch also
 gives up compiling after a few classes.
+
+What is compiled otherwise (after `distribute`, or a function that calls the model) calls the
+engine's code as it stands: compiled with the forward, it would not wait for parameters.
 """
 
 from __future__ import annotations
@@ -13,10 +16,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
+from torch._dynamo import trace_rules
 from torch.nn import Parameter
 
 from syncline.engine.parameters import BetweenShards, become, refuse_between
 from syncline.errors import UsageError
+
+trace_rules.add("syncline.engine")  # torch.compile splits its graphs where this code is called
 
 
 def compiled_in(model: nn.Module) -> list[nn.Module]:

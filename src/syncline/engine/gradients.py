@@ -13,6 +13,7 @@ model, or without a gradient, and come back to the first.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -79,8 +80,8 @@ class Gradients:
         self.recorder: Recorder | None = None
         self.is_sent = False
         """Whether all of this step's buckets are on their way."""
-        self.losses = [0.0] * len(self._order)
-        """The losses given to `tell_loss`, by shard of the step group."""
+        self.losses = self._untold()
+        """The losses given to `tell_loss`, by shard of the step group; 0 on other ranks."""
         self.arrivals: list[tuple[int, float]] = []
         """Until buckets are built: the parameters whose gradient came, in order, and when."""
         self.shard = self.mine[0] if self.mine else 0
@@ -165,7 +166,7 @@ class Gradients:
                 self._keep_start()
             return
         with torch.no_grad():
-            if shard in self.mine and not self._has_gradient():
+            if shard in self.mine and not self.has_gradient():
                 self._pass_to(shard)
                 return
             check_shard_order(shard, self.mine, self.shard, rank)
@@ -174,12 +175,13 @@ class Gradients:
             self.close_shard()
             self._open_next(shard)
 
-    def _has_gradient(self) -> bool:
-        """Say whether any shard of this step has a gradient, or was ended by `step()`."""
-        if self.num_closed or self.is_sent:
-            return True
-        if self.spent.is_on:
-            return False
+    def has_gradient(self) -> bool:
+        """Say whether any shard of this step has a gradient, or was ended by `step()`.
+
+        Gradients that came after the last step do not count: `zero_grad()` will drop them.
+        """
+        if self.num_closed or self.is_sent or self.spent.is_on:
+            return bool(self.num_closed or self.is_sent)
         return any(slot.fired or waiting_grad(slot.parameter) is not None for slot in self.slots)
 
     def wait_for_buffers(self) -> None:
@@ -200,7 +202,7 @@ class Gradients:
 
         Each shard has written other values, and no step averages them.
         """
-        if self._has_gradient():
+        if self.has_gradient():
             return
         self.wait_for_buffers()
         self._kept = {}
@@ -218,10 +220,7 @@ class Gradients:
 
     def _close_passed(self) -> None:
         """Close the shards before the current one, which got no gradient."""
-        passed = [shard for shard in self._kept if shard < self.shard]
-        if not passed:
-            return
-        for shard in sorted(passed):
+        for shard in sorted(shard for shard in self._kept if shard < self.shard):
             for bucket in self.buckets:
                 if bucket.is_in_flight:
                     self._wait(bucket)
@@ -264,8 +263,7 @@ class Gradients:
                 self._take(slot, gradient)
             if slot.fired:
                 slot.has_gradient = True
-                if slot.fired > slot.expected:
-                    slot.expected = slot.fired
+                slot.expected = max(slot.expected, slot.fired)
         if self.shard != self.mine[-1]:
             self._end_buffers(self.shard)
         self.num_closed += 1
@@ -274,6 +272,7 @@ class Gradients:
     def end_last_buffers(self) -> None:
         """Take the last shard's buffers: at `step()`, since forward may run after clipping."""
         self._end_buffers(self.mine[-1])
+        self._buffers.leave()
 
     def end_shard_by_step(self) -> None:
         """Close the current shard, which is not the step's last, and begin the next."""
@@ -332,10 +331,9 @@ class Gradients:
             become(slot.parameter, Guarded)
         self.is_sent = self.is_between = self._is_flat = False
         self.num_closed = 0
-        if self.spent.zeros:
-            self.spent.zeros.clear()
-        if self._kept:
-            self._kept = {}
+        self.losses = self._untold()
+        self.spent.zeros.clear()
+        self._kept = {}
         if self.mine:
             self.open_shard(self.mine[0])
         for slot in self.slots:
@@ -346,3 +344,6 @@ class Gradients:
     def tell_loss(self, loss: float) -> None:
         """Send the current shard's loss with the step's flags."""
         self.losses[self._order.index(self.shard)] = loss
+
+    def _untold(self) -> list[float]:
+        return [math.nan if shard in self.mine else 0.0 for shard in self._order]

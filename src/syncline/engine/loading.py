@@ -22,7 +22,6 @@ from syncline.engine.bucket import Bucket, Slot, point_to, view_of
 from syncline.engine.buffers import Buffers
 from syncline.engine.changes import ChangesOutside
 from syncline.engine.compute import ComputeLane
-from syncline.engine.parameters import waiting_grad
 from syncline.errors import UsageError
 
 
@@ -93,9 +92,7 @@ class Loading:
         gradients = self._compute.gradients
         if len(gradients.mine) < 2:
             return
-        slots = gradients.slots
-        is_begun = any(slot.fired or waiting_grad(slot.parameter) is not None for slot in slots)
-        if is_begun or gradients.is_closed or gradients.shard != gradients.mine[0]:
+        if gradients.has_gradient() or gradients.shard != gradients.mine[0]:
             raise UsageError(
                 "load_state_dict() came between two shards of a step: some shards would count with "
                 "the values of before. Load after step(), or before the first shard."

@@ -135,13 +135,13 @@ class OptimizerOnStrip:
         param_group_of: Callable[[Slot], int],
     ) -> None:
         """`memory` is parameters and gradients, laid out like the bucket."""
-        self._bucket = bucket
         self._traffic = bucket.comm.traffic
         self._memory = memory
         self._reach = reach
         self._param_group_of = param_group_of
         self.settings = snapshot(optimizer)
-        self.runs = self._cut(list(pieces_of(bucket, start, stop)), merge=reach is Reach.ELEMENT)
+        self._pieces = list(pieces_of(bucket, start, stop, with_empty=True))
+        self.runs = self._cut(self._pieces, merge=reach is Reach.ELEMENT)
         self._is_merged = any(len(run.pieces) > 1 for run in self.runs)
         self._without: Set[int] = frozenset()
         groups: list[list[torch.Tensor]] = [[] for _ in self.settings]
@@ -175,13 +175,16 @@ class OptimizerOnStrip:
         is_whole = settings.get("fused") or settings.get("foreach")
         first, last = stretch[0].start, stretch[-1].stop
         length = last - first if is_whole else CACHE_ELEMENTS
+        if first == last:  # parameters without elements: some state belongs to them as a whole
+            return [self._run_of(stretch, first, last)]
         runs = []
         for start in range(first, last, length):
             stop = min(start + length, last)
             inside = [
                 Piece(piece.slot, max(piece.start, start), min(piece.stop, stop))
                 for piece in stretch
-                if piece.start < stop and start < piece.stop
+                if (piece.start < stop and start < piece.stop)
+                or (piece.start == piece.stop and start <= piece.start < stop + (stop == last))
             ]
             runs.append(self._run_of(inside, start, stop))
         return runs
@@ -211,10 +214,7 @@ class OptimizerOnStrip:
         """Cut runs at the ends of parameters from now on: not all are updated in every step."""
         slots = {piece.slot.name: piece.slot for run in self.runs for piece in run.pieces}
         held = {name: list(self.held_of(slot, before_load=True)) for name, slot in slots.items()}
-        pieces = list(
-            pieces_of(self._bucket, self.runs[0].start, self.runs[-1].stop) if self.runs else []
-        )
-        self.runs = self._cut(pieces, merge=False)
+        self.runs = self._cut(self._pieces, merge=False)
         self._is_merged = False
         self._optimizer.state = defaultdict(dict, recut_state(self.runs, held))
         for group in self._optimizer.param_groups:

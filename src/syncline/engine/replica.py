@@ -123,13 +123,21 @@ class Replica:
         if self.buffers.has_changed:
             self.tell_alike("buffers", self.buffers.fingerprint())
 
+    @property
+    def has_gradient(self) -> bool:
+        """Whether gradients wait for `optimizer.step()`."""
+        return self._compute.gradients.has_gradient()
+
     def tell_loss(self, loss: float) -> None:
         """Send this shard's loss with the step's flags: `losses` then has those of all shards."""
         self._compute.gradients.tell_loss(loss)
 
     @property
     def losses(self) -> list[float]:
-        """The losses told in the last step, by shard. Known when the next forward has begun."""
+        """The losses told in the last step, by shard; NaN for a shard without. Waits for them."""
+        if self._compute.steps is None:
+            raise UsageError("replica.losses holds the losses of the last step: take one first.")
+        self._compute.gradients.wait_for_buffers()  # the flags come with them
         return self._parts.flags.losses
 
     # Steps.

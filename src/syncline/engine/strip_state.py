@@ -128,7 +128,7 @@ def recut_state(
     for run in runs:
         for start, stop, state in held[run.pieces[0].slot.name]:
             first, last = max(start, run.start), min(stop, run.stop)
-            if first >= last:
+            if first >= last and run.start < run.stop:
                 continue
             mine = found.setdefault(run.tensor, {})
             for key, value in state.items():

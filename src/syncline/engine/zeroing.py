@@ -77,6 +77,10 @@ class Zeroing:
             raise refuse_gradient_between_shards()
 
     def _is_pending(self) -> bool:
+        """Say whether there is anything to drop.
+
+        Other than `Gradients.has_gradient`: shards that are closed stay, and zeros become None.
+        """
         slots = self._slots
         return self._gradients.is_sent or any(
             slot.fired or raw_grad(slot.parameter) is not None for slot in slots

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from syncline.errors import ConfigError
-from syncline.launch.mpi import check_agreement, from_mpi
-from syncline.launch.slurm import from_slurm, remark_outside_a_step
+from syncline.launch.mpi import check_agreement, from_mpi, sizes_of_engines, two_launchers
+from syncline.launch.slurm import from_slurm, remark_outside_a_step, size_of_step
 from syncline.launch.world import (
     ALONE,
     NOWHERE,
@@ -42,7 +42,10 @@ KEY_BYTES_LEAST = 16
 
 # Each of these is set for one of several ranks, or counts them.
 _RANKS = ("LOCAL_RANK", "PMIX_RANK")
-_SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE")
+_SIZES = (
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
+    *("MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "HOROVOD_SIZE"),
+)
 
 
 def read_world(environ: Mapping[str, str] | None = None) -> LaunchedRank:
@@ -60,10 +63,13 @@ def read_world(environ: Mapping[str, str] | None = None) -> LaunchedRank:
         job_id = digest("alone", os.getpid())
         remark = remark_outside_a_step(environ)
         return LaunchedRank(0, 1, *ALONE, None, None, _key(environ), "alone", job_id, remark)
-    if "RANK" not in environ:
+    if "RANK" in environ:
+        found = dataclasses.replace(found, remark=_remark_beside(found, environ))
+    else:
         if found.size == 1:
             _refuse_traces(environ, found)
         check_agreement(found, environ)
+        _check_step(found, environ)
     found.check_key()
     return found
 
@@ -239,8 +245,7 @@ def _from_lightning(environ: Mapping[str, str], key: bytes | None) -> LaunchedRa
 def _refuse_traces(environ: Mapping[str, str], found: LaunchedRank | None) -> None:
     """Refuse variables of a launcher of several ranks that do not say which rank this is."""
     traces = [name for name in _RANKS if _number(environ, name) > (-1 if found is None else 0)]
-    if found is None:
-        traces += [name for name in _SIZES if _number(environ, name) > 1]
+    traces += [name for name in _SIZES if _number(environ, name) > 1]
     if traces:
         they_do = "they do" if len(traces) > 1 else "it does"
         raise ConfigError(
@@ -250,6 +255,32 @@ def _refuse_traces(environ: Mapping[str, str], found: LaunchedRank | None) -> No
             "Export RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every rank, or unset what is "
             "set to train alone.",
         )
+
+
+def _check_step(world: LaunchedRank, environ: Mapping[str, str]) -> None:
+    """Refuse a rank of Lightning's variables in a Slurm step that gives it another."""
+    for size in size_of_step(environ).values():
+        rank = _number(environ, "SLURM_PROCID")
+        if size > 1 and (rank, size) != (world.rank, world.size):
+            raise two_launchers("SLURM_PROCID", rank, size, world)
+
+
+def _remark_beside(world: LaunchedRank, environ: Mapping[str, str]) -> str:
+    """Say that RANK's world has no place for all that another launcher started; "" if it has.
+
+    srun may have started the ranks, or one torchrun for each machine.
+    """
+    if world.launcher == "syncline":
+        return ""
+    for name, size in {**size_of_step(environ), **sizes_of_engines(environ)}.items():
+        is_other = size not in (1, world.size, world.num_machines)
+        if is_other and (world.size < size or world.num_machines is not None):
+            return (
+                f"{name} is {size}, but RANK and WORLD_SIZE are those of a world of {world.size} "
+                f"on {world.num_machines or 'some'} machine(s): not all that was started is in it. "
+                "Let one launcher start all ranks if they are to train together."
+            )
+    return ""
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

@@ -66,20 +66,29 @@ def from_mpi(environ: Mapping[str, str], key: bytes | None) -> Iterator[Launched
             yield _read(engine, environ, key)
 
 
+def sizes_of_engines(environ: Mapping[str, str]) -> dict[str, int]:
+    """Return how many ranks each engine says there are, by variable, as far as it can be read."""
+    texts = {engine.size: environ.get(engine.size, "").strip() for engine in ENGINES}
+    return {name: int(text) for name, text in texts.items() if text.isascii() and text.isdigit()}
+
+
 def check_agreement(world: LaunchedRank, environ: Mapping[str, str]) -> None:
     """Refuse engines that say another rank, or another number of ranks, than `world`."""
     for engine in ENGINES:
         if engine.rank in environ and engine.size in environ:
             rank, size = _rank_and_size(engine, Variables(environ, engine.rank))
             if size > 1 and (rank, size) != (world.rank, world.size):
-                raise ConfigError(
-                    engine.rank,
-                    f"got {rank} of {size}, while {world.launcher} says {world.rank} of "
-                    f"{world.size}",
-                    "a rank has one launcher",
-                    "Export RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every rank: they win "
-                    "over both.",
-                )
+                raise two_launchers(engine.rank, rank, size, world)
+
+
+def two_launchers(name: str, rank: int, size: int, world: LaunchedRank) -> ConfigError:
+    """Return the error for a variable that gives a process another rank than `world` does."""
+    return ConfigError(
+        name,
+        f"got {rank} of {size}, while {world.launcher} says {world.rank} of {world.size}",
+        "a rank has one launcher",
+        "Export RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every rank: they win over both.",
+    )
 
 
 def _rank_and_size(engine: Engine, variables: Variables) -> tuple[int, int]:

@@ -66,6 +66,14 @@ def from_slurm(environ: Mapping[str, str], key: bytes | None) -> LaunchedRank | 
     )
 
 
+def size_of_step(environ: Mapping[str, str]) -> dict[str, int]:
+    """Return how many tasks this process's step has, by variable; nothing outside a step."""
+    name = next((one for one in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if one in environ), "")
+    text = environ.get(name, "").strip()
+    is_step = "SLURM_STEP_ID" in environ and text.isascii() and text.isdigit()
+    return {name: int(text)} if is_step else {}
+
+
 def remark_outside_a_step(environ: Mapping[str, str]) -> str:
     """Say that a process of a Slurm job of several tasks is none of them; "" if it does not fit."""
     tasks = environ.get("SLURM_NTASKS", "")

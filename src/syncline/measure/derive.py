@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from syncline.engine.buffers import find_statistics
+from syncline.engine.buffer_homes import find_statistics
 from syncline.engine.first_use import FirstUse, order_of
 from syncline.errors import ConfigError
 from syncline.sizes import Size

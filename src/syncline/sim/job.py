@@ -51,6 +51,7 @@ def simulate_job(
     """
     settings, bucket_bytes = job.strategy, job.strategy.bucket_bytes
     assert settings.shards is not None
+    assert job.data.prefetch != "auto"
     learning = Learning(job) if learns else None
     if learning is None:
         workload = workload or find_workload(job, cluster)
@@ -68,9 +69,12 @@ def simulate_job(
         overlap=None if settings.overlap == "auto" else settings.overlap,
         algorithm=job.cluster.algorithm,
         links=job.cluster.links,
+        workers=job.data.workers,
+        prefetch=job.data.prefetch,
         conditions=conditions_of(job.cluster, job.run.seed, job.faults),
         learning=learning,
         num_settings=num_settings(job),
+        state_copies=state_copies(job),
         clips=job.optimizer.clip_norm is not None,
         traces=traces,
         on_step=on_step,
@@ -150,3 +154,13 @@ def _check_fits(workload: Workload, parameters: Mapping[str, torch.Tensor]) -> N
 def num_settings(job: Job) -> int:
     """Return how many numbers the settings of the job's optimizer have."""
     return len(flatten(snapshot(build_optimizer(job.optimizer, nn.Linear(1, 1)))))
+
+
+def state_copies(job: Job) -> int:
+    """Return how many numbers the job's optimizer keeps for each parameter, from a trial step."""
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = build_optimizer(job.optimizer, nn.ParameterList([parameter]))
+    parameter.grad = torch.zeros(2)
+    optimizer.step()
+    state = optimizer.state[parameter].values()
+    return sum(isinstance(one, torch.Tensor) and one.shape == parameter.shape for one in state)

@@ -19,7 +19,8 @@ from syncline.comm.base import Communicator, Partials
 from syncline.config import Job
 from syncline.contract import ParamGroups, WholeValues
 from syncline.engine.bucket import Bucket, Slot, add_gradient, view_of
-from syncline.engine.buffers import Buffers, flat_buffers, load_flat_buffers
+from syncline.engine.buffer_homes import flat_buffers, load_flat_buffers
+from syncline.engine.buffers import Buffers
 from syncline.engine.clip import Norm
 from syncline.engine.flags import encode
 from syncline.engine.optimizer import OptimizerOnStrip, Reach, param_group_numbers, snapshot
@@ -27,7 +28,7 @@ from syncline.engine.optimizer_trial import find_reach
 from syncline.engine.told_settings import flatten, told_to_servers
 from syncline.evaluation import evaluate_alone
 from syncline.losses import loss_of
-from syncline.recipe import Order, build_model, build_optimizer, learning_rate, load_data
+from syncline.recipe import Order, build_model, build_optimizer, load_data, set_learning_rate
 from syncline.sim.rank import VirtualRank
 
 
@@ -205,9 +206,8 @@ class RankLearner:
 
     def settings(self, step: int) -> ParamGroups:
         learning = self._learning
-        settings = learning.job.optimizer
-        for group in learning.optimizer.param_groups:
-            group["lr"] = learning_rate(settings, step, learning.order.total)
+        total = learning.order.total
+        set_learning_rate(learning.optimizer, learning.job.optimizer, step, total)
         return snapshot(learning.optimizer)
 
     def flags(self) -> list[float]:

@@ -45,16 +45,22 @@ class TimedOptimizer:
         traffic: Traffic,
         inner: StripOptimizer | None,
         seconds: float,
+        size_bytes: int = 0,
     ) -> None:
         """`turns` are those of the rank's comm lane, on which the optimizer runs."""
         self._turns = turns
         self._traffic = traffic
         self._inner = inner
         self._seconds = seconds
+        self.size_bytes = size_bytes
+        """Of the parameters that it updates."""
+        self.is_used = False
+        """Whether it has run: before that, an optimizer has no state."""
         self.settings: ParamGroups = [] if inner is None else inner.settings
         self.lock = threading.Lock() if inner is None else inner.lock
 
     def run(self, update: UpdateSettings) -> None:
+        self.is_used = True
         if self._inner is not None:
             self._inner.run(update)
         if self._seconds:
