@@ -26,14 +26,13 @@ from syncline.launch.env import LaunchedRank, read_world
 from syncline.losses import loss_of
 from syncline.not_finite import NotFinite, mean_loss
 from syncline.perf.pace import Pace
-from syncline.perf.trace import Recorder
 from syncline.recipe import build_model, build_optimizer, learning_rate, set_learning_rate
 from syncline.report.progress import Progress
 from syncline.run_checkpoints import RunCheckpoints
 from syncline.run_figures import RunFigures
 from syncline.run_folder import Metrics, Summary, is_finished, remove_summary, write_summary
 from syncline.run_ranks import RunRanks
-from syncline.run_trace import collect_trace
+from syncline.run_trace import NotTraced, RunTrace
 from syncline.session import Session, close_session, fail_session, open_session_of
 from syncline.strategies import make_strategy
 from syncline.verify.recording import record_if_verifying
@@ -45,9 +44,8 @@ def train(
     """Train as the job says, as one rank of the world this process was started in.
 
     Every rank calls it. Rank 0 writes the run folder `out`: metrics.jsonl, checkpoints and
-    summary.json. It also writes the file `trace`, if one is named: the tasks of every rank and
-    their times. Each rank counts time from the start of its first step, because clocks of different
-    machines cannot be compared. The compute of the first shard is left out: it includes set-up.
+    summary.json. It also writes the file `trace`, if one is named: the tasks of every rank, on one
+    clock (docs/traces.md).
     """
     torch.set_num_threads(job.run.threads)
     world = read_world()
@@ -126,8 +124,10 @@ class _Run:
             self.model, self.optimizer, strategy, comm, session.control, lane, options
         )
         self.note_step = record_if_verifying(self.replica)
+        self.tracing: RunTrace | NotTraced = NotTraced()
         if self.trace is not None:
-            self.replica.recorder = Recorder(self.world.rank)
+            steps = range(self.start, self.total)
+            self.tracing = RunTrace(self.trace, self.replica, session, self.job, steps)
         self.replica.run.may_leave_early = self.job.run.stop_when_not_finite
         self.ranks = RunRanks(settings.own, session, self.replica)
         if saved is not None:
@@ -163,7 +163,8 @@ class _Run:
             began, waited_s = time.perf_counter(), replica.waited_s + self.input.waited_s
             for shard in replica.my_shards:
                 self.ranks.show_phase("input")
-                images, labels = self.input.take(step, shard)
+                with self.tracing.task("input", step):
+                    images, labels = self.input.take(step, shard)
                 self.ranks.show_phase("forward")
                 replica.begin_shard(shard)
                 shard_loss = self.loss(self.model(images), labels)
@@ -192,7 +193,7 @@ class _Run:
         if self.total > self.start:
             loss = self._report_step(self.total)
         summary = self._finish(seconds, loss)
-        self._write_trace(started)
+        self.tracing.write(self.ranks)
         self.progress.finish(summary)
         return summary
 
@@ -208,7 +209,7 @@ class _Run:
             if self.replica.is_served:
                 self.not_finite.look_at_loss(done, mean_loss(self.replica.losses))
         summary = self._finish(0.0, None)
-        self._write_trace(0.0)
+        self.tracing.write(self.ranks)
         return summary
 
     def _report_step(self, done: int) -> float:
@@ -318,7 +319,8 @@ class _Run:
             return None, None
         self.ranks.show_phase("evaluate")
         how = self.shared_evaluation.evaluate if is_shared else evaluate_alone
-        loss, accuracy = how(self.model, self.data.test, self.loss)
+        with self.tracing.task("evaluate", step - 1):
+            loss, accuracy = how(self.model, self.data.test, self.loss)
         self.progress.evaluated(step, loss, accuracy)
         return loss, accuracy
 
@@ -331,7 +333,8 @@ class _Run:
         all_hold = all_hold or not self.replica.has_own
         if is_wanted or all_hold:
             is_wanted &= self.not_finite.may_save(step, all_hold=all_hold)
-        self.checkpoints.save(self.replica, step, is_wanted=is_wanted)
+        with self.tracing.task("checkpoint", step - 1):
+            self.checkpoints.save(self.replica, step, is_wanted=is_wanted)
 
     def _save_own(self, step: int) -> None:
         """Write this rank's own checkpoint, if the strategy needs one to resume.
@@ -342,13 +345,5 @@ class _Run:
             with self.replica.whole(is_wanted=False):
                 self.ranks.show_phase("save")  # what other ranks sent before has arrived
             if self.not_finite.may_save(step, all_hold=False):
-                self.checkpoints.save_own(self.replica, step)
-
-    def _write_trace(self, zero_s: float) -> None:
-        """Write all ranks' tasks, if a trace is asked for; `zero_s` is time 0 of this rank."""
-        if self.trace is not None:
-            is_alone = bool(self.ranks.absent())
-            found = collect_trace(self.replica, zero_s, self.session, is_alone=is_alone)
-            if self.ranks.writes_folder:
-                with explained(self.trace):
-                    found.write(self.trace)
+                with self.tracing.task("checkpoint", step - 1):
+                    self.checkpoints.save_own(self.replica, step)

@@ -74,7 +74,9 @@ def test_a_workload_that_was_written_gives_the_same_run(tmp_path, name):
     workload.write(found, path)
     again = find_workload(resolved(strategy__name=name), links(job), path)
     assert again == found
-    runs = [simulate_job(job, links(job), steps=3, workload=one) for one in (None, again)]
+    runs = [
+        simulate_job(job, links(job), steps=3, workload=one, traces=True) for one in (None, again)
+    ]
     assert runs[0].trace.to_bytes() == runs[1].trace.to_bytes()
     assert runs[0].batch == runs[1].batch == 64
 

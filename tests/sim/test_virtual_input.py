@@ -84,7 +84,8 @@ def test_what_is_loaded_during_the_update_is_limited_too():
 
 
 def test_input_in_line_is_a_task_before_each_shard_s_forward():
-    found = simulate(workload((4096, 0.5, 0.5), input_s=4.0), cluster(1, **FAST), shards=2, steps=1)
+    loaded = workload((4096, 0.5, 0.5), input_s=4.0)
+    found = simulate(loaded, cluster(1, **FAST), shards=2, steps=1, traces=True)
     tasks = [task for task in found.trace.tasks if task.lane == "compute"]
     kinds = [(t.kind, t.start_s, t.end_s) for t in tasks if t.kind in ("input", "forward")]
     assert kinds == [
@@ -99,7 +100,8 @@ def test_ranks_with_more_shards_load_more():
     # 3 shards on 2 ranks, loaded in 4 s a rank on average: 16/3 s for two shards, 8/3 s for one.
     bound = workload((4096, 0.0, 0.0), input_s=4.0)
     for prefetch in (0, 2):
-        found = simulate(bound, cluster(2, **FAST), "gossip", shards=3, steps=6, prefetch=prefetch)
+        options = {"shards": 3, "steps": 6, "prefetch": prefetch, "traces": True}
+        found = simulate(bound, cluster(2, **FAST), "gossip", **options)
         loads = {task.rank: task.end_s for task in found.trace.tasks if task.kind == "input"}
         assert loads == {0: pytest.approx(6 * 16 / 3), 1: pytest.approx(6 * 8 / 3)}
         assert found.alone_s == pytest.approx(8.0)

@@ -84,8 +84,9 @@ def simulate(
     found = None
     if workload is not None or write_workload is not None:
         found = _find_workload(job, cluster, workload, write_workload)
-    outcome = _run(job, cluster, found, None if learn else steps, show=not as_json)
-    if trace is not None:
+    wanted = None if learn else steps
+    outcome = _run(job, cluster, found, wanted, show=not as_json, traces=trace is not None)
+    if trace is not None and outcome.trace is not None:
         with explained(trace):
             outcome.trace.write(trace)
     if as_json:
@@ -107,7 +108,13 @@ def _find_workload(job: Job, cluster: Cluster, path: Path | None, written: Path 
 
 
 def _run(
-    job: Job, cluster: Cluster, workload: Workload | None, steps: int | None, *, show: bool
+    job: Job,
+    cluster: Cluster,
+    workload: Workload | None,
+    steps: int | None,
+    *,
+    show: bool,
+    traces: bool,
 ) -> Outcome:
     """Simulate, with a progress bar on a terminal; `steps` None learns for all the job's steps."""
     from syncline.sim.job import simulate_job
@@ -121,6 +128,7 @@ def _run(
             learns=steps is None,
             steps=steps or 0,
             workload=workload,
+            traces=traces,
             on_step=lambda step: bar.update(task, completed=step),
         )
 

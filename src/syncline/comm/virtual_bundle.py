@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from syncline.comm.many_calls import Targets
+from syncline.comm.traffic import Traffic
 from syncline.comm.window import Call
 from syncline.virtual.clock import Clock, Signal
 from syncline.virtual.fast_link import FastLinks, Route
@@ -41,13 +42,15 @@ Floats = npt.NDArray[np.float64]
 class Bundle:
     """A bundle under way."""
 
-    def __init__(self, clock: Clock, why: Callable[[], str]) -> None:
+    def __init__(self, clock: Clock, why: Callable[[], str], traffic: Traffic) -> None:
         self.done = Signal(clock)
         self._why = why
+        self._traffic = traffic
         self.results: Sequence[int | None] = ()
 
     def wait(self) -> Sequence[int | None]:
         self.done.wait(self._why)
+        self._traffic.spent("wire")
         return self.results
 
 

@@ -150,9 +150,10 @@ class WholeRun:
 
     def tell_figures(self, mine: Sequence[float], comm: Communicator) -> list[list[float]]:
         """Return the figures of each rank of the world that is not gone. Every rank calls it."""
-        if self.whole is None:
-            return self._lane.call(tell_all, comm, mine)
-        return self._lane.call(self.whole.tell_figures, mine)
+        with comm.traffic.apart():
+            if self.whole is None:
+                return self._lane.call(tell_all, comm, mine)
+            return self._lane.call(self.whole.tell_figures, mine)
 
     def meet(self) -> None:
         """Wait for all ranks that are not gone, with an asynchronous strategy."""

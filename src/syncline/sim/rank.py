@@ -28,7 +28,7 @@ from syncline.engine.memory import make_buckets, open_shard, shapes_of
 from syncline.engine.share import Share
 from syncline.engine.steps import Steps
 from syncline.perf.pace import RankSteps
-from syncline.perf.trace import Recorder
+from syncline.perf.recorder import Recorder
 from syncline.sim.input import VirtualInput
 from syncline.sim.lane import VirtualLane
 from syncline.sim.learner import Learner
@@ -51,9 +51,9 @@ class VirtualRank:
         setting: Setting,
         slots: Sequence[Slot],
         learner: Learner | None,
-        recorder: Recorder,
+        recorder: Recorder | None,
     ) -> None:
-        """`slots` are by number."""
+        """`slots` are by number. Tasks are recorded if there is a recorder."""
         self.rank = number
         self.world = world
         self.strategy = strategy
@@ -85,7 +85,10 @@ class VirtualRank:
         self._input = VirtualInput(setting.loading)
         self._clock = world.clock
         self._me = world.endpoints[number]
-        self._timing = VirtualTiming(world, number, recorder)
+        if recorder is not None:
+            recorder.last_step = setting.steps - 1
+            self.comm.traffic.recorder = recorder
+        self._timing = VirtualTiming(world, number)
         self._lane = VirtualLane(world.clock, self._me)
 
     # What strategies use.
@@ -99,7 +102,7 @@ class VirtualRank:
             inner = self.learner.optimizer_of(bucket, parameters, gradient, low, high)
         size_bytes = (high - low) * bucket.dtype.itemsize
         seconds = size_bytes / self.world.cluster.update_bytes_per_s
-        found = TimedOptimizer(self._me.turns, inner, seconds, size_bytes)
+        found = TimedOptimizer(self._me.turns, self.comm.traffic, inner, seconds, size_bytes)
         self.optimizers.append(found)
         return found
 
@@ -331,7 +334,8 @@ class VirtualRank:
         started = self._clock.now_s
         if seconds:
             self._clock.sleep(seconds)
-        self.recorder.follow(kind, bucket, step, started)
+        if self.recorder is not None:
+            self.recorder.follow(kind, bucket, step, started)
 
 
 def _no_settings() -> ParamGroups:

@@ -24,7 +24,8 @@ from syncline.engine.share import make_plan, world_of
 from syncline.errors import PeerGone, RankDied
 from syncline.faults import Conditions
 from syncline.perf.pace import samples_per_s_of
-from syncline.perf.trace import Recorder, Trace
+from syncline.perf.recorder import Recorder
+from syncline.perf.trace import Trace
 from syncline.result import CurvePoint, RunResult
 from syncline.sim.input import Loading
 from syncline.sim.learn import Learning, RankLearner
@@ -32,6 +33,7 @@ from syncline.sim.memory import RankMemory, memory_of
 from syncline.sim.rank import VirtualRank
 from syncline.sim.setting import Setting
 from syncline.sim.sizes_only import WithoutNumbers
+from syncline.sim.traced import trace_of
 from syncline.sizes import Size
 from syncline.strategies import make_strategy
 from syncline.virtual.clock import Clock
@@ -57,7 +59,8 @@ class Outcome(RunResult):
     carried_bytes: dict[Port, float]
     """How many bytes each port carried in all."""
     wall_s: float
-    trace: Trace
+    trace: Trace | None
+    """Every task of every rank, if it was asked for."""
     places: Layout
     """How the parameters lie in buckets on rank 0."""
     links: LinkModel
@@ -96,6 +99,7 @@ def simulate(
     state_copies: int = 0,
     clips: bool = False,
     keeps_messages: bool = False,
+    traces: bool = False,
     links: LinkModel = "exact",
     workers: int = 0,
     prefetch: int = 0,
@@ -105,9 +109,9 @@ def simulate(
 
     With `learning` the ranks compute on its data, otherwise only sizes are simulated; then
     `num_settings` is how many numbers the optimizer's settings have, and `clips` says whether
-    gradients are clipped. The optimizer keeps `state_copies` numbers for each parameter. `on_step`
-    is called after every step of rank 0. `links` chooses the model of links that messages share:
-    with "fast" ones many ranks are simulated sooner, not exactly.
+    gradients are clipped. The optimizer keeps `state_copies` numbers for each parameter. `traces`
+    asks for a trace; `on_step` is called after every step of rank 0. `links` chooses the model of
+    links that messages share: with "fast" ones many ranks are simulated sooner, not exactly.
     On each rank `workers` processes, or one thread, load up to `prefetch` batches ahead of use.
     """
     make = strategy if callable(strategy) else functools.partial(make_strategy, strategy)
@@ -170,7 +174,7 @@ def simulate(
             if learning is not None
             else [Slot(s.name, p, s.number) for s, p in zip(by_number, parameters, strict=True)],
             RankLearner(learning) if learning is not None else None,
-            Recorder(number, now=lambda: clock.now_s),
+            Recorder(number, now=lambda: clock.now_s) if traces else None,
         )
         if number == 0:
             rank.on_step = on_step
@@ -302,7 +306,7 @@ def _outcome(
         links="fast" if isinstance(world.links, FastLinks) else "exact",
         messages=tuple(rank.comm.traffic.log or [] for rank in ranks),
         strategy=ranks[0].report(),
-        trace=Trace(tuple(task for rank in ranks for task in rank.recorder.tasks)),
+        trace=trace_of(ranks, shards, samples) if ranks[0].recorder is not None else None,
         **found,  # type: ignore[arg-type]
     )
 

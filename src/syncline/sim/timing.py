@@ -6,24 +6,20 @@ import threading
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
+from syncline.comm.traffic import Traffic
 from syncline.comm.virtual import VirtualWorld
 from syncline.contract import ParamGroups, UpdateSettings
 from syncline.engine.bucket import Slot, StripOptimizer
-from syncline.perf.trace import Recorder, TaskId
 from syncline.virtual.clock import Signal
 from syncline.virtual.turns import Booked, Turns
-
-_CAUSES = {"reduce": ("backward", None), "step": ("backward", 0), "update": ("step", -1)}
-"""By phase: the kind and bucket of the task after which it can run; None for its own bucket."""
 
 
 class VirtualTiming:
     """Virtual time: the clock, its signals, and the endpoint that shows what a rank does."""
 
-    def __init__(self, world: VirtualWorld, rank: int, recorder: Recorder) -> None:
+    def __init__(self, world: VirtualWorld, rank: int) -> None:
         self._clock = world.clock
         self._me = world.endpoints[rank]
-        self._recorder = recorder
 
     def now(self) -> float:
         return self._clock.now_s
@@ -32,20 +28,12 @@ class VirtualTiming:
         return Signal(self._clock, f"rank {self._me.rank}, ")
 
     def note(self, phase: str, bucket: int, step: int) -> None:
-        me = self._me
-        me.hook = (phase, bucket, step)
-        me.waited_for = None
-        kind, first = _CAUSES[phase]
-        number = self._recorder.last.get((kind, bucket if first is None else first))
-        me.cause = None if number is None else (me.rank, number)
+        self._me.hook = (phase, bucket, step)
 
     def waited_since(self, started: float) -> float:
         lost = self._me.waited_in_vain
         in_vain_s = sum(end - max(start, started) for start, end in lost if end > started)
         return self._clock.now_s - started - in_vain_s
-
-    def waited_for(self) -> tuple[TaskId, ...]:
-        return () if self._me.waited_for is None else (self._me.waited_for,)
 
 
 class TimedOptimizer:
@@ -54,12 +42,14 @@ class TimedOptimizer:
     def __init__(
         self,
         turns: Turns | Booked,
+        traffic: Traffic,
         inner: StripOptimizer | None,
         seconds: float,
         size_bytes: int = 0,
     ) -> None:
         """`turns` are those of the rank's comm lane, on which the optimizer runs."""
         self._turns = turns
+        self._traffic = traffic
         self._inner = inner
         self._seconds = seconds
         self.size_bytes = size_bytes
@@ -75,6 +65,10 @@ class TimedOptimizer:
             self._inner.run(update)
         if self._seconds:
             self._turns.spend(self._seconds)
+        recorder = self._traffic.recorder
+        if recorder is not None:
+            recorder.end_part("lane", end_s=recorder.now() - self._seconds)
+            recorder.end_part("update")
 
     def keep(self, without: frozenset[int]) -> None:
         raise NotImplementedError("updates are not taken early in virtual time")
