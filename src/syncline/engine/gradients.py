@@ -80,7 +80,8 @@ class Gradients:
         self.recorder: Recorder | None = None
         self.is_sent = False
         """Whether all of this step's buckets are on their way."""
-        self.losses = self._untold()
+        self._untold = [math.nan if shard in self.mine else 0.0 for shard in self._order]
+        self.losses = self._untold.copy()
         """The losses given to `tell_loss`, by shard of the step group; 0 on other ranks."""
         self.arrivals: list[tuple[int, float]] = []
         """Until buckets are built: the parameters whose gradient came, in order, and when."""
@@ -263,7 +264,8 @@ class Gradients:
                 self._take(slot, gradient)
             if slot.fired:
                 slot.has_gradient = True
-                slot.expected = max(slot.expected, slot.fired)
+                if slot.fired > slot.expected:
+                    slot.expected = slot.fired
         if self.shard != self.mine[-1]:
             self._end_buffers(self.shard)
         self.num_closed += 1
@@ -331,9 +333,11 @@ class Gradients:
             become(slot.parameter, Guarded)
         self.is_sent = self.is_between = self._is_flat = False
         self.num_closed = 0
-        self.losses = self._untold()
-        self.spent.zeros.clear()
-        self._kept = {}
+        self.losses = self._untold.copy()
+        if self.spent.zeros:
+            self.spent.zeros.clear()
+        if self._kept:
+            self._kept = {}
         if self.mine:
             self.open_shard(self.mine[0])
         for slot in self.slots:
@@ -344,6 +348,3 @@ class Gradients:
     def tell_loss(self, loss: float) -> None:
         """Send the current shard's loss with the step's flags."""
         self.losses[self._order.index(self.shard)] = loss
-
-    def _untold(self) -> list[float]:
-        return [math.nan if shard in self.mine else 0.0 for shard in self._order]
