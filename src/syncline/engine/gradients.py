@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -66,19 +67,14 @@ class Gradients:
     ) -> None:
         """`build` lays out buckets, once, when the first shard's gradients are complete; `wait`
         waits until a bucket may be written; `complete` sends the complete buckets."""
-        self.slots = slots
-        self.mine = share.mine
-        self._order = share.step.shards
-        self._step_leaves = share.step.leaves
+        self.slots, self.mine = slots, share.mine
+        self._order, self._step_leaves = share.step.shards, share.step.leaves
         self._buffers = buffers
-        self._build = build
-        self._wait = wait
-        self._complete = complete
+        self._build, self._wait, self._complete = build, wait, complete
         self.buckets: Sequence[Bucket] = ()
         """Empty until they are built."""
-        self.sends_in_backward = False
         self.recorder: Recorder | None = None
-        self.is_sent = False
+        self.sends_in_backward = self.is_sent = False
         """Whether all of this step's buckets are on their way."""
         self._untold = [math.nan if shard in self.mine else 0.0 for shard in self._order]
         self.losses = self._untold.copy()
@@ -109,10 +105,15 @@ class Gradients:
     def hook(self) -> Iterator[Any]:
         """Hook every parameter, to take gradients when they come; yield the handles."""
         for slot in self.slots:
-            yield slot.parameter.register_post_accumulate_grad_hook(self._make_hook(slot))
+            yield slot.parameter.register_post_accumulate_grad_hook(self._make_hook(slot.number))
 
-    def _make_hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
+    def _make_hook(self, number: int) -> Callable[[torch.Tensor], None]:
+        mine = weakref.ref(self)  # Python cannot collect a cycle through what torch holds
+
         def gradient_arrived(parameter: torch.Tensor) -> None:
+            if (self := mine()) is None:
+                return
+            slot = self.slots[number]
             if self.spent.is_on:
                 self.spent.has_late = True  # zero_grad() will drop it
                 return
@@ -126,15 +127,14 @@ class Gradients:
             gradient = raw_grad(parameter)
             assert gradient is not None
             check_gradient(slot, gradient)
-            if slot.fired >= slot.expected and self.buckets:
+            is_whole = slot.fired >= slot.expected
+            if not self.buckets:
+                self.arrivals.append((number, time.perf_counter()))
+            elif is_whole:
                 self._take(slot, take_grad(parameter))
-                become(slot.parameter, GradientTaken)
-                if self.sends_in_backward and self.shard == self.mine[-1]:
-                    self._complete()
-            else:
-                if not self.buckets:
-                    self.arrivals.append((slot.number, time.perf_counter()))
-                become(slot.parameter, GradientTaken)
+            become(slot.parameter, GradientTaken)
+            if is_whole and self.sends_in_backward and self.shard == self.mine[-1]:
+                self._complete()
 
         return gradient_arrived
 
