@@ -35,7 +35,7 @@ class BuffersInFlight:
         self._wait = wait
         for buffer in self._buffers.all():
             if type(buffer) is torch.Tensor:
-                waiters.hold(buffer, self._wait_for, len(self._left))
+                waiters.hold(buffer, self._wait_for, 0)  # one wait for all of them
                 buffer.__class__ = InFlightBuffer
                 self._left.append(buffer)
 

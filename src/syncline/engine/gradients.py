@@ -124,9 +124,7 @@ class Gradients:
             if self._kept and self.buckets:
                 self._close_passed()
             slot.fired += 1
-            gradient = raw_grad(parameter)
-            assert gradient is not None
-            check_gradient(slot, gradient)
+            check_gradient(slot, raw_grad(parameter))
             is_whole = slot.fired >= slot.expected
             if not self.buckets:
                 self.arrivals.append((number, time.perf_counter()))
@@ -149,7 +147,7 @@ class Gradients:
         add_gradient(slot, bucket.leaf, gradient, bucket.scale)
         slot.is_taken = True
         bucket.untaken -= 1
-        if self.recorder is not None and not bucket.untaken:
+        if self.recorder is not None and self.sends_in_backward and not bucket.untaken:
             self.recorder.leave(bucket.index, bucket.step)
 
     # Shards.
@@ -181,9 +179,10 @@ class Gradients:
 
         Gradients that came after the last step do not count: `zero_grad()` will drop them.
         """
-        if self.num_closed or self.is_sent or self.spent.is_on:
-            return bool(self.num_closed or self.is_sent)
-        return any(slot.fired or waiting_grad(slot.parameter) is not None for slot in self.slots)
+        if self.num_closed or self.is_sent:
+            return True
+        came = (slot.fired or waiting_grad(slot.parameter) is not None for slot in self.slots)
+        return not self.spent.is_on and any(came)
 
     def wait_for_buffers(self) -> None:
         """Wait until the last step has set the buffers: before its first bucket is ready."""

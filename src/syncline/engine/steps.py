@@ -160,8 +160,9 @@ class Steps:
         self._submit_step(number, settings, has_flags=flags is not None)
         # If the lane failed before the events were cleared, nothing sets them again: raise here.
         self._lane.check()
-        if self.recorder is not None and self._now() > started:
-            self.recorder.follow("submit", -1, number, started)
+        if self.recorder is not None:
+            if self._now() > started:  # in virtual time it takes none
+                self.recorder.follow("submit", -1, number, started)
             self.recorder.step = number + 1
 
     def exchange_inline(
@@ -188,6 +189,17 @@ class Steps:
             self.recorder.step = number + 1
         for bucket in self._buckets:
             bucket.is_in_flight = False
+
+    def begin_clip(self) -> float:
+        """Note that the compute lane waits until the summed gradients are clipped."""
+        if self.recorder is not None:
+            self.recorder.end_backward()
+        return self._now()
+
+    def end_clip(self, started: float) -> None:
+        self.waited_s += self._timing.waited_since(started)
+        if self.recorder is not None:
+            self.recorder.waited(-1, self.recorder.step, started, "clip")
 
     def _submit_step(self, number: int, settings: ParamGroups, *, has_flags: bool) -> None:
         lane = self._lane
