@@ -181,7 +181,8 @@ class VirtualWindow(OneByOne):
         note: Callable[[int], bytes],
     ) -> PendingCalls:
         is_counted = isinstance(self.functions[function], Counted)
-        if not (self._world.bundles_calls and is_counted):
+        calls = self._world.calls
+        if calls is None or not is_counted:
             return super().call_all(function, targets, values, out, note)
         assert values.mine.dtype == out.mine.dtype
         key = (function, id(targets))
@@ -196,16 +197,15 @@ class VirtualWindow(OneByOne):
         me = self._me
 
         def why() -> str:
-            return f"{me.doing}: {function} waits for the owners of {len(trip.ranks)} strips"
-
-        bundle = Bundle(self._world.clock, why)
+            return f"{me.doing}: {function} waits for the owners of {len(trip.owners)} strips"
 
         def call_of(target: int) -> Call:
             strip = targets.strips[target]
             where = (strip.start, strip.stop)
             return Call.of(self.rank, values.part(*where), out.part(*where), note(strip.number))
 
-        trip.call(bundle, call_of)
+        bundle = Bundle(self._world.clock, why, call_of)
+        calls.begin(trip, bundle)
         return bundle
 
     def served(self, function: str) -> Served:
@@ -213,7 +213,8 @@ class VirtualWindow(OneByOne):
         known = self._group.served
         key = (self._number, function)
         if key not in known:
-            known[key] = Served(len(self._world.endpoints))
+            assert self._world.calls is not None
+            known[key] = Served(len(self._world.endpoints), self._world.calls.counters())
         return known[key]
 
     def measure(self, position: int, function: str, call: Call) -> float:

@@ -95,7 +95,7 @@ class VirtualRank:
             inner = self.learner.optimizer_of(bucket, parameters, gradient, low, high)
         size_bytes = (high - low) * bucket.dtype.itemsize
         seconds = size_bytes / self.world.cluster.update_bytes_per_s
-        return TimedOptimizer(self._me.turns, inner, seconds)
+        return TimedOptimizer(self._me, inner, seconds)
 
     def flat_buffers(self) -> torch.Tensor:
         """Return a copy of all buffers, flat."""

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from syncline.comm.virtual import VirtualWorld
+from syncline.comm.virtual_endpoint import Endpoint
 from syncline.contract import ParamGroups, UpdateSettings
 from syncline.engine.bucket import Slot, StripOptimizer
 from syncline.perf.trace import Recorder, TaskId
 from syncline.virtual.clock import Signal
-from syncline.virtual.turns import Booked, Turns
 
 _CAUSES = {"reduce": ("backward", None), "step": ("backward", 0), "update": ("step", -1)}
 """By phase: the kind and bucket of the task after which it can run; None for its own bucket."""
@@ -51,9 +51,9 @@ class VirtualTiming:
 class TimedOptimizer:
     """An optimizer whose update takes virtual time, and changes numbers if the run learns."""
 
-    def __init__(self, turns: Turns | Booked, inner: StripOptimizer | None, seconds: float) -> None:
-        """`turns` are those of the rank's comm lane, on which the optimizer runs."""
-        self._turns = turns
+    def __init__(self, me: Endpoint, inner: StripOptimizer | None, seconds: float) -> None:
+        """The optimizer runs on the comm lane of `me`."""
+        self._me = me
         self._inner = inner
         self._seconds = seconds
         self.settings: ParamGroups = [] if inner is None else inner.settings
@@ -63,7 +63,7 @@ class TimedOptimizer:
         if self._inner is not None:
             self._inner.run(update)
         if self._seconds:
-            self._turns.spend(self._seconds)
+            self._me.turns.spend(self._seconds)
 
     def keep(self, without: frozenset[int]) -> None:
         raise NotImplementedError("updates are not taken early in virtual time")
