@@ -124,7 +124,7 @@ def test_serving_and_the_owner_s_own_work_take_turns_on_its_comm_lane():
         comm.barrier()
         began_s, ends = clock.now_s, []
         if comm.position == 0:
-            update = TimedOptimizer(comm.endpoint.turns, None, 5.0)
+            update = TimedOptimizer(comm.endpoint, None, 5.0)
             for _ in range(2):
                 update.run(UpdateSettings([], frozenset()))
                 ends.append(clock.now_s - began_s)
