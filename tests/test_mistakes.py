@@ -135,6 +135,8 @@ with_sets("a file in the place of a module", "model.name=nets.py:make")
 with_sets("classes for a network of one's own", "model.name=nets:make", "model.classes=10")
 with_sets("a path for data of one's own", "data.name=nets:load", "data.path=x")
 with_sets("options for data that has none", "data.options.size=8")
+with_sets("fewer batches ahead than workers", "data.workers=2", "data.prefetch=1")
+with_sets("a thread that reads data of one's own", "data.name=nets:load", "data.prefetch=2")
 with_sets("an unknown strategy", "strategy.name=synchronos")
 with_sets("images too small for the network", "model.name=alexnet", "model.image_size=32")
 with_sets("a batch that does not divide into shards", "data.batch=66")
@@ -388,6 +390,11 @@ def load():
 
 def load_width():
     return 8
+
+
+def load_anew():
+    import os, torch
+    return (torch.full((64, 64), float(os.getpid())), torch.zeros(64, 10)), None
 """
 
 
@@ -407,6 +414,11 @@ with_nets("a keyword that the function does not have", "model.name=nets:make", "
 with_nets("a function that returns no network", "model.name=nets:load_width")
 with_nets("a function that fails", "data.name=nets:load")
 with_nets("a network that does not fit", "model.name=nets:make", "model.options.width=9")
+with_nets(
+    "data that every loader process draws anew",
+    *("data.name=nets:load_anew", "model.name=nets:make", "model.loss=mse", "data.workers=1"),
+    *("run.ranks=1", "data.batch=16"),
+)
 
 
 @case("verify with a strategy whose ranks differ")
@@ -727,11 +739,6 @@ loop_alone(
 loop_alone(
     "a model that was compiled in place",
     "model.compile(backend='eager')\nsyncline.distribute(model, optimizer)",
-)
-loop_alone(
-    "a model that is compiled after distribute()",
-    "model = torch.compile(model, backend='eager')\none_step()",
-    ", shards=1",
 )
 loop_alone(
     "a function that draws two batches for one seed",

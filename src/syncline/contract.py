@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from syncline.engine.bucket import Bucket, Slot, StripOptimizer
     from syncline.engine.state import State
 
+MOST_FIGURES = 8
+"""How many figures a rank can tell the others at the end of a run (`Whole.tell_figures`)."""
+
 Group = tuple[int, ...]
 """A group of the world's ranks, in ascending order."""
 
@@ -244,8 +247,11 @@ class Whole(Protocol):
     def open(self) -> None:
         """Allow calls from other ranks, once saved state is in place. Every rank calls it."""
 
-    def mean_of(self, number: float) -> float:
-        """Return the mean of a number over the ranks that are not gone. Every rank calls it."""
+    def tell_figures(self, mine: Sequence[float]) -> list[list[float]]:
+        """Return the figures of each rank that is not gone, at most `MOST_FIGURES` of a rank.
+
+        Every rank calls it.
+        """
 
     def report(self) -> dict[str, Any]:
         """Return the strategy's figures for the run's summary, as plain data."""

@@ -33,9 +33,13 @@ from syncline.seeds import seed_for
 from syncline.step_batches import Dealt, Step
 
 
-def reseed(seed: int, step: int, shard: int) -> None:
-    """Seed torch's generator for one shard of one step: dropout and other random forward code."""
-    seed_torch(seed_for(seed, "dropout", step, shard))
+def reseed(seed: int, step: int, shard: int, *, everywhere: bool = False) -> None:
+    """Seed torch's generator for one shard of one step: dropout and other random forward code.
+
+    With `everywhere` those of Python and numpy too.
+    """
+    value = seed_for(seed, "dropout", step, shard)
+    (seed_generators if everywhere else seed_torch)(value)
 
 
 class ShardedLoader(LikeLoader):

@@ -121,8 +121,9 @@ class _Round:
         mine = self._told.sums[0].mine
         mine.zero_()
         mine[comm.position] = began
-        comm.all_reduce(self._told)
-        comm.barrier()  # peers have read this rank's number
+        with comm.traffic.task("check", after="step"):
+            comm.all_reduce(self._told)
+            comm.barrier()  # peers have read this rank's number
 
     def answers(self) -> dict[int, int]:
         """Return the first step of each rank that has one, after `ask` has run."""

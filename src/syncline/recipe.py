@@ -23,6 +23,9 @@ from syncline.own_functions import find, is_own
 from syncline.samples import seed_generators
 from syncline.seeds import seed_for
 
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""Samples and labels of a shard."""
+
 
 def build_model(job: Job, dataset: DataSet | Facts) -> nn.Module:
     """Build the job's network. Its initial weights depend on nothing but the job's seed."""
@@ -107,7 +110,15 @@ def learning_rate(settings: OptimizerSettings, step: int, total: int) -> float:
     return settings.lr
 
 
-def batch_of(split: Split, indices: np.ndarray[Any, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+def set_learning_rate(
+    optimizer: torch.optim.Optimizer, settings: OptimizerSettings, step: int, total: int
+) -> None:
+    """Set the learning rate of a step in all groups of the optimizer."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(settings, step, total)
+
+
+def batch_of(split: Split, indices: np.ndarray[Any, Any]) -> Batch:
     """Return samples and labels in newly allocated memory.
 
     Kernels may give other bits for another alignment of their input; new memory is always aligned.
@@ -118,7 +129,9 @@ def batch_of(split: Split, indices: np.ndarray[Any, Any]) -> tuple[torch.Tensor,
     assert isinstance(samples, np.ndarray)
     assert isinstance(labels, np.ndarray)
     images = torch.empty(samples.shape, dtype=torch.float32)
-    return images.copy_(torch.from_numpy(samples)), torch.from_numpy(labels)
+    # By numpy: a thread that reads ahead must not start intra-op threads of its own.
+    np.copyto(images.numpy(), samples)
+    return images, torch.from_numpy(labels)
 
 
 class Order:
@@ -153,13 +166,19 @@ class Order:
         first = within * self.batch + shard * size
         return self._epoch[1][first : first + size].numpy()
 
-    def batch_of_shard(
-        self, dataset: DataSet, step: int, shard: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return samples and labels of a shard, and seed torch's generator for its forward."""
-        if self._may_draw_anywhere:
-            # What users' functions draw from numpy or Python must not depend on the rank.
+    def read(self, dataset: DataSet, step: int, shard: int) -> Batch:
+        """Return samples and labels of a shard: the same wherever and whenever they are read."""
+        if dataset.is_own:
+            # What the user's data draws at random must not depend on the rank or the worker.
             seed_generators(seed_for(self._seed, "samples", step, shard))
-        batch = batch_of(dataset.train, self.indices(step, shard))
-        reseed(self._seed, step, shard)
+        return batch_of(dataset.train, self.indices(step, shard))
+
+    def seed_forward(self, step: int, shard: int) -> None:
+        """Seed the generators for a shard's forward, wherever its samples were read."""
+        reseed(self._seed, step, shard, everywhere=self._may_draw_anywhere)
+
+    def batch_of_shard(self, dataset: DataSet, step: int, shard: int) -> Batch:
+        """Read a shard in line, and seed the generators for its forward."""
+        batch = self.read(dataset, step, shard)
+        self.seed_forward(step, shard)
         return batch

@@ -44,6 +44,16 @@ class RunResult:
     """Whether the exchange is overlapped, and how many buckets of which size there are."""
     sent_bytes: float
     """Payload that a rank hands to its peers in a step, mean over ranks."""
+    exposed_input: float | None = None
+    """Share of time that compute lanes waited for input: in line, the whole time of reading."""
+    input_wait_s: float | None = None
+    """Seconds of this in a step, mean over steps."""
+    peak_memory_bytes: float | None = None
+    """The most memory that a rank used at any time: that of the rank which used most."""
+    mean_peak_memory_bytes: float | None = None
+    """The same, mean over ranks."""
+    memory_share_bytes: float | None = None
+    """Memory of a rank, mean over ranks; what ranks of a machine share counts once in all."""
     loss: float | None = None
     """Mean training loss of the last step."""
     test_loss: float | None = None

@@ -6,6 +6,7 @@ import statistics
 
 from syncline.engine.replica import Replica
 from syncline.errors import RankFailed, RunStopped
+from syncline.perf.pace import Pace
 from syncline.session import Session
 from syncline.strategies.settings import OwnSettings
 
@@ -62,12 +63,26 @@ class RunRanks:
         else:
             self._lane.call(self._replica.comm.barrier)  # all ranks end at the same step
 
-    def mean_steps(self) -> float:
-        """Return how many steps are done: with asynchronous strategies the mean over workers."""
+    def end_step(self, pace: Pace, now_s: float, total: int) -> None:
+        """Record the end of a step; `total` are those of the run.
+
+        With asynchronous strategies the mean of the workers' steps counts.
+        """
         if self._control is None or self._own.is_synchronous:
-            return float(self._replica.step_number)
-        steps = self._control.steps()
-        return statistics.fmean(steps.get(rank, 0) for rank in self._workers)
+            pace.end_step(now_s, self._replica.step_number)
+            return
+        found = self._control.steps()
+        steps = {rank: found.get(rank, 0) for rank in self._workers}
+        is_any_done = any(done >= total for rank, done in steps.items() if rank != self._rank)
+        pace.end_step(now_s, statistics.fmean(steps.values()), is_any_done=is_any_done)
+
+    def lost_shards(self, start: int) -> int:
+        """Return how many shards the absent ranks had computed since step `start`."""
+        absent = self.absent()
+        if self._control is None or not absent:
+            return 0
+        steps, dealt = self._control.steps(), self._replica.plan.shards
+        return sum(max(0, steps.get(rank, 0) - start) * len(dealt[rank]) for rank in absent)
 
     def show_phase(self, phase: str) -> None:
         """Tell other ranks what this one is doing: they name it if this rank fails."""

@@ -1,26 +1,154 @@
-"""The trace of a real run, put together from all ranks' tasks."""
+"""The trace of a real run: all ranks' tasks, on one clock."""
 
 from __future__ import annotations
 
-from syncline.comm.base import exchange_bytes
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from syncline.comm.base import Communicator, exchange_bytes
+from syncline.config import Job, job_to_toml
 from syncline.engine.replica import Replica
-from syncline.perf.trace import Trace
+from syncline.engine.traced import header_of
+from syncline.files import explained
+from syncline.perf.clocks import Moment, OneClock, Rounds, compare
+from syncline.perf.meetings import divide
+from syncline.perf.recorder import Recorder
+from syncline.perf.trace import Header, Task, Trace
+from syncline.run_ranks import RunRanks
 from syncline.session import Session
 
+_NUM_ROUNDS = 50
+"""Barriers to compare clocks by: the shortest counts, and one of a few is not disturbed."""
 
-def collect_trace(
-    replica: Replica, zero_s: float, session: Session, *, is_alone: bool = False
-) -> Trace:
-    """Stop recording; return all ranks' tasks, each rank's times counted from its `zero_s`.
 
-    Every rank calls it.
-    With `is_alone`, where ranks are lost, the trace holds the tasks of this rank alone.
-    """
-    recorder, replica.recorder = replica.recorder, None
-    assert recorder is not None
-    mine = Trace(tuple(task.earlier_by(zero_s) for task in recorder.tasks))
-    if is_alone:
-        return mine
-    everybody = session.lane.call(exchange_bytes, session.comm, mine.to_bytes())
-    ranks = [Trace.from_bytes(each) for each in everybody]
-    return Trace(tuple(task for rank in ranks for task in rank.tasks))
+class _Told(msgspec.Struct, array_like=True):
+    """What a rank tells the others at the end."""
+
+    tasks: list[Task]
+    sent_bytes: int
+
+
+class NotTraced:
+    """What a run without a trace has instead."""
+
+    def __init__(self) -> None:
+        self._nothing = contextlib.nullcontext()
+
+    def task(self, kind: str, step: int) -> contextlib.AbstractContextManager[None]:
+        return self._nothing
+
+    def write(self, ranks: RunRanks) -> None:
+        pass
+
+
+class RunTrace:
+    """Records one rank's run, and puts the trace of all ranks together. Every rank makes one."""
+
+    def __init__(
+        self,
+        path: Path,
+        replica: Replica,
+        session: Session,
+        job: Job,
+        steps: range,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`steps` are those that the run takes; `now` is this rank's clock."""
+        self._path = path
+        self._replica, self._session, self._now = replica, session, now
+        self._job, self._steps = job, steps
+        self._before_bytes = session.comm.traffic.step_bytes
+        self.recorder = Recorder(session.comm.ranks[session.comm.position], now)
+        self.recorder.step, self.recorder.last_step = steps.start, steps.stop - 1
+        self._first = self._compare_clocks()
+        replica.recorder = self.recorder
+
+    @contextlib.contextmanager
+    def task(self, kind: str, step: int) -> Iterator[None]:
+        """Record what is done inside as a task of the compute lane."""
+        self.recorder.end_backward()
+        started = self._now()
+        yield
+        self.recorder.follow(kind, -1, step, started)
+
+    def write(self, ranks: RunRanks) -> None:
+        """Write all ranks' tasks. Every rank calls it."""
+        found = self._collect(is_alone=bool(ranks.absent()))
+        if ranks.writes_folder:
+            with explained(self._path):
+                found.write(self._path)
+
+    def _collect(self, *, is_alone: bool) -> Trace:
+        """Stop recording; return all ranks' tasks. Every rank calls it.
+
+        With `is_alone`, where ranks are lost, the trace holds the tasks of this rank alone.
+        """
+        session, recorder = self._session, self.recorder
+        self._replica.recorder = None
+        sent_bytes = session.comm.traffic.step_bytes - self._before_bytes
+        told = _Told(recorder.tasks, sent_bytes)
+        everybody = {recorder.rank: told}
+        last = self._first
+        if not is_alone:
+            last = self._compare_clocks()
+            with session.comm.traffic.apart():
+                found = session.lane.call(exchange_bytes, session.comm, msgspec.json.encode(told))
+            ranks = zip(session.comm.ranks, found, strict=True)
+            everybody = {rank: msgspec.json.decode(one, type=_Told) for rank, one in ranks}
+        clock = OneClock(self._first, last)
+        starts_s = [
+            clock.time_s(task.rank, task.start_s)
+            for one in everybody.values()
+            for task in one.tasks
+        ]
+        clock = OneClock(self._first, last, min(starts_s, default=0.0))
+        tasks = [_on(clock, task) for one in everybody.values() for task in one.tasks]
+        facts = clock.facts()
+        header = msgspec.structs.replace(
+            self._header(),
+            clocks=facts,
+            sent_bytes=tuple(everybody[rank].sent_bytes for rank in sorted(everybody)),
+        )
+        return Trace(tuple(divide(tasks, header.machines, facts.latency_s)), header)
+
+    def _header(self) -> Header:
+        job, replica = self._job, self._replica
+        return msgspec.structs.replace(
+            header_of(replica.strategy, self._session.comm, replica.buckets, replica.shards),
+            samples=job.data.batch // replica.shards,
+            first_step=self._steps.start,
+            steps=len(self._steps),
+            job=job_to_toml(job),
+        )
+
+    def _compare_clocks(self) -> Moment:
+        comm = self._session.comm
+        with comm.traffic.apart():
+            return self._session.lane.call(_compare, comm, self._now)
+
+
+def _compare(comm: Communicator, now: Callable[[], float]) -> Moment:
+    """Compare all ranks' clocks. Every rank calls it, on the comm lane."""
+    came, left = [], []
+    for _ in range(_NUM_ROUNDS):
+        came.append(now())
+        comm.barrier()
+        left.append(now())
+    mine = msgspec.json.encode(Rounds(tuple(came), tuple(left)))
+    found = dict(zip(comm.ranks, exchange_bytes(comm, mine), strict=True))
+    rounds = [msgspec.json.decode(found[rank], type=Rounds) for rank in sorted(found)]
+    return compare(rounds, comm.machines)
+
+
+def _on(clock: OneClock, task: Task) -> Task:
+    """Return a task with its times on another clock."""
+    parts = tuple(
+        msgspec.structs.replace(part, end_s=clock.time_s(task.rank, part.end_s))
+        for part in task.parts
+    )
+    start_s, end_s = clock.time_s(task.rank, task.start_s), clock.time_s(task.rank, task.end_s)
+    return msgspec.structs.replace(task, start_s=start_s, end_s=end_s, parts=parts)

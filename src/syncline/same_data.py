@@ -23,28 +23,28 @@ _SAMPLES = 8
 """Samples of a split that are compared: few, since reading one may take long."""
 
 
-def check_same_data(dataset: DataSet, comm: Communicator, lane: Lane) -> None:
-    """Raise ConfigError if ranks hold different data. Every rank calls it."""
-    mine = _digest(dataset)
+def check_same_data(name: str, digest: str, comm: Communicator, lane: Lane) -> None:
+    """Raise ConfigError if ranks hold different data. Every rank calls it, with its digest."""
     with comm.traffic.apart():
-        digests = lane.call(exchange_bytes, comm, mine)
-    for rank, digest in zip(comm.ranks, digests, strict=True):
-        if digest != digests[0]:
+        digests = lane.call(exchange_bytes, comm, digest.encode())
+    for rank, theirs in zip(comm.ranks, digests, strict=True):
+        if theirs != digests[0]:
             raise ConfigError(
                 "data.name",
-                f"{dataset.name} returned other samples on rank {rank} than on rank 0",
+                f"{name} returned other samples on rank {rank} than on rank 0",
                 "every rank must load the same data",
                 "Seed random numbers in the function (torch, numpy and random are seeded before "
                 "the call), and give all machines the same files.",
             )
 
 
-def _digest(dataset: DataSet) -> bytes:
+def digest_of_data(dataset: DataSet) -> str:
+    """Return a digest of the splits' lengths and of a few samples of each."""
     digest = hashlib.sha256()
     for split in (dataset.train, dataset.test):
         if split is not None:
             _add(digest, split)
-    return digest.digest()
+    return digest.hexdigest()
 
 
 def _add(digest: hashlib._Hash, split: Split) -> None:

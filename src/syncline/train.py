@@ -21,18 +21,18 @@ from syncline.errors import RunStopped, SynclineError
 from syncline.evaluation import SharedEvaluation, evaluate_alone
 from syncline.files import explained, make_folder
 from syncline.injected_faults import InjectedFaults
+from syncline.input import Input
 from syncline.launch.env import LaunchedRank, read_world
 from syncline.losses import loss_of
 from syncline.not_finite import NotFinite, mean_loss
 from syncline.perf.pace import Pace
-from syncline.perf.trace import Recorder
-from syncline.recipe import Order, build_model, build_optimizer, learning_rate, load_data
+from syncline.recipe import build_model, build_optimizer, learning_rate, set_learning_rate
 from syncline.report.progress import Progress
 from syncline.run_checkpoints import RunCheckpoints
+from syncline.run_figures import RunFigures
 from syncline.run_folder import Metrics, Summary, is_finished, remove_summary, write_summary
 from syncline.run_ranks import RunRanks
-from syncline.run_trace import collect_trace
-from syncline.same_data import check_same_data
+from syncline.run_trace import NotTraced, RunTrace
 from syncline.session import Session, close_session, fail_session, open_session_of
 from syncline.strategies import make_strategy
 from syncline.verify.recording import record_if_verifying
@@ -44,25 +44,26 @@ def train(
     """Train as the job says, as one rank of the world this process was started in.
 
     Every rank calls it. Rank 0 writes the run folder `out`: metrics.jsonl, checkpoints and
-    summary.json. It also writes the file `trace`, if one is named: the tasks of every rank and
-    their times. Each rank counts time from the start of its first step, because clocks of different
-    machines cannot be compared. The compute of the first shard is left out: it includes set-up.
+    summary.json. It also writes the file `trace`, if one is named: the tasks of every rank, on one
+    clock (docs/traces.md).
     """
     torch.set_num_threads(job.run.threads)
     world = read_world()
-    # Whatever can be refused is refused here, before this rank connects to the others.
-    run = _Run(job, world, out, progress, resume, trace)
-    session = open_session_of(job, world)
-    try:
-        summary = run.run_in(session)
-    except BaseException as error:
-        if isinstance(error, SynclineError) and error.is_orderly:
-            close_session()
-        else:
-            fail_session(error)
-        raise
-    close_session()
-    return summary
+    job = job.resolved(world.size)
+    with Input(job, world) as batches:
+        # Whatever can be refused is refused here, before this rank connects to the others.
+        run = _Run(job, world, out, progress, resume, trace, batches)
+        session = open_session_of(job, world)
+        try:
+            summary = run.run_in(session)
+        except BaseException as error:
+            if isinstance(error, SynclineError) and error.is_orderly:
+                close_session()
+            else:
+                fail_session(error)
+            raise
+        close_session()
+        return summary
 
 
 class _Run:
@@ -82,13 +83,12 @@ class _Run:
         progress: Progress,
         resume: bool,
         trace: Path | None,
+        batches: Input,
     ) -> None:
-        self.job = job = job.resolved(world.size)
-        self.world = world
+        self.job, self.world, self.input = job, world, batches
         self.out, self.trace, self.progress = out, trace, progress
         self.metrics = Metrics(out)
-        self.data = load_data(job)
-        self.order = Order(job, self.data)
+        self.data, self.order = batches.data, batches.order
         self.total = self.order.total
         self.pace = Pace(self.order.batch)
         self.model = build_model(job, self.data)
@@ -111,8 +111,7 @@ class _Run:
                 self.progress.note(f"this run is finished: it has taken its {self.total} steps")
                 return summary
         self.shared_evaluation = SharedEvaluation(comm, lane)
-        if self.data.is_own:
-            check_same_data(self.data, comm, lane)
+        self.input.check_data(comm, lane)
         settings = self.job.strategy
         strategy = make_strategy(settings.name, settings.settings, self.job.run.seed)
         options = Options(
@@ -125,8 +124,10 @@ class _Run:
             self.model, self.optimizer, strategy, comm, session.control, lane, options
         )
         self.note_step = record_if_verifying(self.replica)
+        self.tracing: RunTrace | NotTraced = NotTraced()
         if self.trace is not None:
-            self.replica.recorder = Recorder(self.world.rank)
+            steps = range(self.start, self.total)
+            self.tracing = RunTrace(self.trace, self.replica, session, self.job, steps)
         self.replica.run.may_leave_early = self.job.run.stop_when_not_finite
         self.ranks = RunRanks(settings.own, session, self.replica)
         if saved is not None:
@@ -154,16 +155,18 @@ class _Run:
         self.model.train()
         started = time.perf_counter()
         loss: float | None = None
-        for step in range(self.start, self.total):
-            lr = learning_rate(job.optimizer, step, self.total)
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
+        steps = range(self.start, self.total)
+        self.input.begin((step, shard) for step in steps for shard in replica.my_shards)
+        for step in steps:
+            set_learning_rate(self.optimizer, job.optimizer, step, self.total)
             self.faults.begin_step(step)
-            began, waited_s = time.perf_counter(), replica.waited_s
+            began, waited_s = time.perf_counter(), replica.waited_s + self.input.waited_s
             for shard in replica.my_shards:
+                self.ranks.show_phase("input")
+                with self.tracing.task("input", step):
+                    images, labels = self.input.take(step, shard)
                 self.ranks.show_phase("forward")
                 replica.begin_shard(shard)
-                images, labels = self.order.batch_of_shard(self.data, step, shard)
                 shard_loss = self.loss(self.model(images), labels)
                 if shard == replica.my_shards[0] and step > self.start:
                     # Other ranks' losses of the previous step arrive while forward runs.
@@ -171,12 +174,13 @@ class _Run:
                 self.ranks.show_phase("backward")
                 shard_loss.backward()
                 replica.tell_loss(shard_loss.item())
-            compute_s = time.perf_counter() - began - (replica.waited_s - waited_s)
-            self.faults.slow_down(step, compute_s)
+            waited_s = replica.waited_s + self.input.waited_s - waited_s
+            self.faults.slow_down(step, time.perf_counter() - began - waited_s)
             if job.optimizer.clip_norm is not None:
                 replica.clip_grad_norm_(job.optimizer.clip_norm)
             self.optimizer.step()
-            self.pace.end_step(time.perf_counter(), self.ranks.mean_steps())
+            self.ranks.end_step(self.pace, time.perf_counter(), self.total)
+            self.input.end_step(is_first=step == self.start)
             if step == self.start:
                 self.progress.start(job, replica.describe())
                 replica.waited_s = 0.0  # the first step also waits until every rank is set up
@@ -189,7 +193,7 @@ class _Run:
         if self.total > self.start:
             loss = self._report_step(self.total)
         summary = self._finish(seconds, loss)
-        self._write_trace(started)
+        self.tracing.write(self.ranks)
         self.progress.finish(summary)
         return summary
 
@@ -205,14 +209,16 @@ class _Run:
             if self.replica.is_served:
                 self.not_finite.look_at_loss(done, mean_loss(self.replica.losses))
         summary = self._finish(0.0, None)
-        self._write_trace(0.0)
+        self.tracing.write(self.ranks)
         return summary
 
     def _report_step(self, done: int) -> float:
         """Show and record the last of `done` steps, whose losses have arrived; return its loss."""
         loss = mean_loss(self.replica.losses)
         exposed = self.pace.exposed(self.replica.waited_s)
-        self.progress.step(done, self.total, loss, self.pace.samples_per_s, exposed)
+        exposed_input = self.pace.exposed(self.input.steps_waited_s)
+        rate = self.pace.samples_per_s
+        self.progress.step(done, self.total, loss, rate, exposed, exposed_input)
         if self.ranks.writes_folder:
             self._write_metrics(done)
         self.not_finite.look_at_loss(done, loss)
@@ -221,7 +227,8 @@ class _Run:
     def _write_metrics(self, done: int) -> None:
         loss = mean_loss(self.replica.losses)
         lr = learning_rate(self.job.optimizer, done - 1, self.total)
-        pace = self.pace.to_json_dict(self.replica.waited_s)
+        pace = self.pace.to_json_dict(self.replica.waited_s, self.input.steps_waited_s)
+        pace["input_wait_s"] = round(self.input.step_waited_s, 6)
         self.metrics.append({"step": done, "loss": loss, "lr": lr, **pace})
 
     def _evaluate_and_save_if_due(self, done: int) -> None:
@@ -251,8 +258,7 @@ class _Run:
         """
         has_own, self.ranks.is_ending = self.replica.has_own, True
         self.replica.serve()  # does nothing, unless the run had no step left to take
-        step_bytes = self.session.comm.traffic.step_bytes / max(1, self.total - self.start)
-        sent_bytes = self.replica.run.mean_of(step_bytes, self.session.comm)
+        figures = RunFigures(self.replica, self.session, self.pace, self.order, self.start)
         self._save_own(self.total)
         with self.replica.whole():
             self.ranks.check_workers()
@@ -260,7 +266,8 @@ class _Run:
                 is_writer = self.ranks.writes_folder
                 self._save(self.total, is_wanted=is_writer, all_hold=True)
                 test_loss, accuracy = self._evaluate(self.total, is_wanted=is_writer)
-                summary = self._summarize(seconds, loss, sent_bytes, test_loss, accuracy)
+                losses = (loss, test_loss, accuracy)
+                summary = self._summarize(seconds, figures, losses)
                 if self.ranks.writes_folder:
                     write_summary(self.out, summary)
                 if not has_own:
@@ -273,24 +280,22 @@ class _Run:
                     return summary
 
     def _summarize(
-        self,
-        seconds: float,
-        loss: float | None,
-        sent_bytes: float,
-        test_loss: float | None,
-        accuracy: float | None,
+        self, seconds: float, figures: RunFigures, losses: tuple[float | None, ...]
     ) -> Summary:
+        """Return the summary; `losses` are the training loss, the test loss and the accuracy."""
         step_s = self.pace.median_step_s()
+        loss, test_loss, accuracy = losses
         return Summary(
             steps=self.total,
-            samples_per_s=self.pace.samples_per_s,
             step_s=seconds if step_s is None else step_s,
             loss=loss,
             test_loss=test_loss,
             accuracy=accuracy,
             exposed_communication=self.pace.exposed(self.replica.waited_s),
+            exposed_input=self.pace.exposed(self.input.steps_waited_s),
+            input_wait_s=self.input.steps_waited_s / max(1, self.total - self.start - 1),
             layout=self.replica.layout.to_json_dict(),
-            sent_bytes=sent_bytes,
+            **figures.together(self.ranks),
             weights_sha256=digest_of(self.model.state_dict()),
             ranks=self.world.size,
             shards=self.order.shards,
@@ -314,7 +319,8 @@ class _Run:
             return None, None
         self.ranks.show_phase("evaluate")
         how = self.shared_evaluation.evaluate if is_shared else evaluate_alone
-        loss, accuracy = how(self.model, self.data.test, self.loss)
+        with self.tracing.task("evaluate", step - 1):
+            loss, accuracy = how(self.model, self.data.test, self.loss)
         self.progress.evaluated(step, loss, accuracy)
         return loss, accuracy
 
@@ -327,7 +333,8 @@ class _Run:
         all_hold = all_hold or not self.replica.has_own
         if is_wanted or all_hold:
             is_wanted &= self.not_finite.may_save(step, all_hold=all_hold)
-        self.checkpoints.save(self.replica, step, is_wanted=is_wanted)
+        with self.tracing.task("checkpoint", step - 1):
+            self.checkpoints.save(self.replica, step, is_wanted=is_wanted)
 
     def _save_own(self, step: int) -> None:
         """Write this rank's own checkpoint, if the strategy needs one to resume.
@@ -338,13 +345,5 @@ class _Run:
             with self.replica.whole(is_wanted=False):
                 self.ranks.show_phase("save")  # what other ranks sent before has arrived
             if self.not_finite.may_save(step, all_hold=False):
-                self.checkpoints.save_own(self.replica, step)
-
-    def _write_trace(self, zero_s: float) -> None:
-        """Write all ranks' tasks, if a trace is asked for; `zero_s` is time 0 of this rank."""
-        if self.trace is not None:
-            is_alone = bool(self.ranks.absent())
-            found = collect_trace(self.replica, zero_s, self.session, is_alone=is_alone)
-            if self.ranks.writes_folder:
-                with explained(self.trace):
-                    found.write(self.trace)
+                with self.tracing.task("checkpoint", step - 1):
+                    self.checkpoints.save_own(self.replica, step)

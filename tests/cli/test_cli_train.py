@@ -20,6 +20,7 @@ from small_job import SYNTHETIC
 from syncline.cli.folder import choose_folder
 from syncline.config import STRATEGIES, parse_job, read_job
 from syncline.perf.trace import Trace
+from traces import check_trace
 from training import start_training, train_forked
 
 pytestmark = pytest.mark.processes
@@ -397,9 +398,7 @@ def test_a_trace_holds_the_tasks_of_all_ranks_and_what_they_waited_for(cli, tmp_
             ("gather", "reduce", True),
             ("gather", "step", False),
         }
-        for task in mine:
-            assert all(by_id[one].end_s <= task.end_s for one in task.after)
-            assert all(one != (task.rank, task.number) for one in task.after)
+    check_trace(trace)
     ends = {
         (task.rank, task.step): task.end_s
         for task in trace.tasks
@@ -414,14 +413,18 @@ def test_a_trace_holds_the_tasks_of_all_ranks_and_what_they_waited_for(cli, tmp_
 
 
 @pytest.mark.slow
-def test_a_trace_of_an_inline_exchange_holds_the_comm_lane(cli, tmp_path):
+def test_a_trace_of_an_inline_exchange_holds_both_lanes(cli, tmp_path):
     sets = ["run.steps=3", "data.samples=256", "strategy.overlap=false"]
     path = tmp_path / "run.trace"
     train_forked(cli.job, tmp_path / "run", *sets, ranks=2, trace=path)
     trace = Trace.read(path)
-    assert Counter((task.rank, task.kind) for task in trace.tasks) == {
-        (rank, kind): 3 for rank in range(2) for kind in ("reduce", "step", "gather")
-    }
+    check_trace(trace)
+    kinds = ("input", "forward", "backward", "wait", "reduce", "step", "gather")
+    found = Counter((task.rank, task.kind) for task in trace.tasks)
+    for rank in range(2):
+        assert found[rank, "checkpoint"] == 1
+        assert all(found[rank, kind] % 3 == 0 for kind in kinds), found
+        assert {found[rank, kind] for kind in kinds[3:]} == {3}
 
 
 # -- other launchers -------------------------------------------------------------------------------

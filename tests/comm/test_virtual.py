@@ -118,6 +118,24 @@ def test_a_rank_sends_the_messages_of_its_calls_one_after_the_other():
     assert ended_s - began_s == pytest.approx(0.75 + 0.25)  # the answer to the last is one, too
 
 
+def test_messages_to_a_rank_keep_their_order_those_to_several_share_the_link():
+    def work(comm, clock):
+        window = comm.window(0, torch.float32, {"take": lambda call: 0})
+        values, ends = comm.allocate(250, torch.float32), []
+        comm.barrier()
+        began_s = clock.now_s
+        if comm.position == 0:
+            for pending in [window.call(position, "take", values) for position in (1, 1, 2)]:
+                pending.wait()
+                ends.append(clock.now_s - began_s)
+        return ends
+
+    # 1000 bytes a second. The first to rank 1 and the one to rank 2 share the link for 2 s; then
+    # the second to rank 1 has it alone.
+    found = run_timed(3, 3, work, latency_s=0.0, update_bytes_per_s=float("inf"))
+    assert found[0] == pytest.approx([2.0, 3.0, 3.0])
+
+
 def test_serving_and_the_owner_s_own_work_take_turns_on_its_comm_lane():
     def work(comm, clock):
         window = comm.window(0, torch.float32, {"take": lambda call: 0})

@@ -90,7 +90,7 @@ def test_the_settings_of_a_job_are_these():
         *("model.name", "model.image_size", "model.classes", "model.options"),
         "model.loss",
         *("data.name", "data.batch", "data.path", "data.image_size", "data.sample_shape"),
-        *("data.classes", "data.samples", "data.options"),
+        *("data.classes", "data.samples", "data.options", "data.workers", "data.prefetch"),
         *("optimizer.name", "optimizer.lr", "optimizer.momentum", "optimizer.nesterov"),
         *("optimizer.weight_decay", "optimizer.betas", "optimizer.clip_norm"),
         *("optimizer.schedule", "optimizer.warmup_steps", "optimizer.decay_steps"),
@@ -115,6 +115,28 @@ def test_the_settings_of_a_job_are_these():
         *("cluster.jitter_sigma", "cluster.jitter_shift", "cluster.slow_ranks", "cluster.faults"),
         "cluster.link_changes",
     ]
+
+
+@pytest.mark.parametrize(
+    ("sets", "prefetch"),
+    [
+        ({}, 0),  # in memory
+        ({"data__name": "folder"}, 2),  # by a thread
+        ({"data__name": "own:load"}, 0),  # may draw at random: not by a thread
+        ({"data__name": "own:load", "data__workers": "3"}, 6),
+        ({"data__workers": "256"}, 256),
+        ({"data__name": "folder", "data__prefetch": "0"}, 0),
+    ],
+)
+def test_resolving_says_how_many_batches_are_read_ahead(sets, prefetch):
+    job = small(**sets).resolved()
+    assert job.data.prefetch == prefetch
+    assert job.resolved() == job
+
+
+def test_a_resumed_run_may_have_other_workers_and_prefetch():
+    now = small(data__workers="2", data__prefetch="7").resolved()
+    assert list(what_changed(small().resolved(), now)) == []
 
 
 def test_what_has_changed_of_a_strategys_own_settings_is_named():

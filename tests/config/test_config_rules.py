@@ -16,6 +16,22 @@ from small_job import SMALL, refusal
             " Remove one of them.",
         ),
         (
+            ["data.workers=2", "data.prefetch=1"],
+            "data.prefetch: got 1 with data.workers = 2, but each worker reads at least one batch"
+            " ahead of use. Use 2 or more, or data.workers = 1.",
+        ),
+        (
+            ["data.name=nets:load", "data.prefetch=2"],
+            "data.prefetch: got 2 with data.workers = 0, but a thread would read ahead, and what"
+            " nets:load draws at random would mix with what the model draws. Use data.workers = 1"
+            " or more, or leave data.prefetch out.",
+        ),
+        (
+            ["data.workers=-1"],
+            "data.workers: got -1, but this is a whole number, 0 or more, at most 256."
+            " Write for example data.workers = 2.",
+        ),
+        (
             ["run.steps="],
             "run.steps: neither run.steps nor run.epochs is there, but exactly one of the two ends"
             " a run. Write for example run.epochs = 10.",

@@ -190,7 +190,8 @@ def test_a_wrong_value_is_refused_with_its_key_the_rule_and_the_way_out(setting,
         (
             "data.zzz",
             "data.zzz: set on the command line, but no such setting exists. Settings of data:"
-            " name, batch, path, image_size, sample_shape, classes, samples, options.",
+            " name, batch, path, image_size, sample_shape, classes, samples, options, workers,"
+            " prefetch.",
         ),
         (
             "strategy.settings",

@@ -139,7 +139,7 @@ def test_a_resolved_job_is_written_whole():
     text = job_to_toml(small(model__options__hidden="[3]", run__out='"a\\u007f\\"\\n"').resolved(2))
     assert text == (
         '[model]\nname = "cnn"\noptions = {hidden = [3]}\nloss = "cross_entropy"\n\n'
-        '[data]\nname = "digits"\nbatch = 64\n\n'
+        '[data]\nname = "digits"\nbatch = 64\nworkers = 0\nprefetch = 0\n\n'
         '[optimizer]\nname = "sgd"\nlr = 0.05\nmomentum = 0.0\nnesterov = false\n'
         'weight_decay = 0.0\nschedule = "constant"\nwarmup_steps = 0\n\n'
         '[strategy]\nname = "synchronous"\nshards = 2\nbucket_bytes = "auto"\n'

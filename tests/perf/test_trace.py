@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import ConfigError
-from syncline.perf.trace import Recorder, Task, Trace
+from syncline.perf.recorder import Recorder
+from syncline.perf.trace import Header, Part, Task, Trace
 
-HEAD = b'{"format":"syncline-trace","version":1}\n'
+HEAD = Trace(()).to_bytes()
 
 
 class Ticks:
@@ -58,7 +59,7 @@ def test_two_lanes_may_write_at_once():
 
 def test_moments_of_the_compute_lane_become_tasks_that_follow_one_another():
     recorder = Recorder(0, now=Ticks())
-    recorder.begin_forward()
+    recorder.begin_forward(has_buckets=True)
     recorder.reach(0, 7)  # at 0
     recorder.reach(1, 7)  # ends bucket 0 at 1, begins at 2
     recorder.reach(0, 7)  # a second use of an early bucket changes nothing
@@ -76,7 +77,7 @@ def test_moments_of_the_compute_lane_become_tasks_that_follow_one_another():
 
 def test_time_spent_waiting_is_no_part_of_forward():
     recorder = Recorder(0, now=Ticks())
-    recorder.begin_forward()
+    recorder.begin_forward(has_buckets=True)
     recorder.reach(0, 0)  # at 0
     recorder.pause()  # at 1
     recorder.add("comm", "gather", 1, 0, 0.5)  # until 2
@@ -86,8 +87,8 @@ def test_time_spent_waiting_is_no_part_of_forward():
     assert spans(recorder) == [
         ("forward", 0, 0.0, 1.0, ()),
         ("gather", 1, 0.5, 2.0, ()),
-        ("wait", 1, 1.0, 3.0, ((0, 0), (0, 1))),
-        ("forward", 1, 4.0, 5.0, ((0, 2),)),
+        ("wait", 1, 1.0, 3.0, ((0, 0),)),
+        ("forward", 1, 4.0, 5.0, ((0, 2), (0, 1))),
     ]
 
 
@@ -95,26 +96,87 @@ def test_moments_outside_of_forward_and_backward_are_no_tasks():
     recorder = Recorder(0, now=Ticks())
     recorder.reach(0, 0)
     recorder.leave(0, 0)
-    recorder.begin_forward()
-    recorder.begin_backward()
-    recorder.drop_open_task()
+    recorder.begin_forward(has_buckets=True)
+    recorder.end_backward()
     recorder.leave(0, 0)
     recorder.pause()
     assert recorder.tasks == []
+
+
+def test_without_buckets_forward_and_backward_are_one_task_each():
+    recorder = Recorder(0, now=Ticks())
+    recorder.step = 3
+    recorder.begin_forward(has_buckets=False)  # at 0
+    recorder.begin_backward()  # ends forward at 1, begins at 2
+    recorder.begin_forward(has_buckets=False)  # of the next shard: ends backward at 3, begins at 4
+    recorder.begin_backward()
+    recorder.end_backward()
+    assert [(task.kind, task.start_s, task.end_s) for task in recorder.tasks] == [
+        ("forward", 0.0, 1.0),
+        ("backward", 2.0, 3.0),
+        ("forward", 4.0, 5.0),
+        ("backward", 6.0, 7.0),
+    ]
+    assert {(task.bucket, task.step) for task in recorder.tasks} == {(-1, 3)}
+
+
+def test_what_comes_after_the_last_step_belongs_to_it():
+    recorder = Recorder(0, now=Ticks())
+    recorder.last_step = 4
+    recorder.waited(1, 5, 0.0)
+    assert recorder.tasks[0].step == 4
+
+
+def test_parts_divide_a_task_of_the_comm_lane_and_hold_its_bytes():
+    recorder = Recorder(0, now=Ticks())
+    recorder.add_bytes(5)  # no task is open: it is not part of one
+    assert recorder.open() == 0.0
+    recorder.add_bytes(8)
+    recorder.end_part("work")  # until 1
+    recorder.end_part("wire", "0-1.0:0", end_s=4.0)
+    recorder.end_part("wait", end_s=3.0)  # that was before: nothing is left of it
+    assert recorder.close("reduce", 2, 7, ((0, 9),)) == 0
+    assert recorder.tasks == [
+        Task(
+            *(0, 0, "comm", "reduce", 2, 7, 0.0, 4.0, ((0, 9),)),
+            (Part("work", 1.0), Part("wire", 4.0, 8, "0-1.0:0")),
+        )
+    ]
+
+
+def test_a_call_that_is_served_inside_a_hook_is_a_task_of_its_own():
+    recorder = Recorder(0, now=Ticks())
+    recorder.open()  # 0
+    recorder.open()  # 1
+    recorder.end_part("update")  # 2
+    recorder.close_served("calls 0-1:1>0:3", 1)
+    recorder.end_part("wait")
+    recorder.close("gather", 0, 0)
+    served, hook = recorder.tasks
+    assert (served.kind, served.start_s) == ("serve", 1.0)
+    assert served.parts[0] == Part("update", 2.0)
+    answers = [part for part in served.parts if part.exchange]
+    assert [(part.kind, part.exchange, part.peers) for part in answers] == [
+        ("answer", "calls 0-1:1>0:3", (1,))
+    ]
+    assert recorder.last_served == "calls 0-1:1>0:3"
+    assert (hook.kind, hook.start_s, hook.parts[0].kind) == ("gather", 0.0, "wait")
 
 
 # -- bytes -----------------------------------------------------------------------------------------
 
 
 def test_the_bytes_of_a_trace_are_these():
-    later = Task(0, 1, "comm", "reduce", 2, 0, 0.1, 0.30000000000000004, ((0, 0), (1, 0)))
+    parts = (Part("wire", 0.30000000000000004, 7, "0-1.0:3", (1,)),)
+    later = Task(0, 1, "comm", "reduce", 2, 0, 0.1, 0.30000000000000004, ((0, 0), (1, 0)), parts)
     early = Task(0, 0, "compute", "backward", 2, 0, 0.0, 1e-7, ())
     other = Task(1, 0, "compute", "backward", 2, 0, -1.5, 1e22, ())
     assert Trace((other, later, early)).to_bytes() == (
         HEAD
-        + b'[0,0,"compute","backward",2,0,0.0,1e-07,[]]\n'
-        + b'[0,1,"comm","reduce",2,0,0.1,0.30000000000000004,[[0,0],[1,0]]]\n'
-        + b'[1,0,"compute","backward",2,0,-1.5,1e+22,[]]\n'
+        + b'[0,0,"compute","backward",2,0,0.0,1e-07,[],[]]\n'
+        + b'[0,1,"comm","reduce",2,0,0.1,0.30000000000000004,[[0,0],[1,0]],'
+        + b'[["wire",0.30000000000000004,7,"0-1.0:3",[1]]]]\n'
+        + b'[1,0,"compute","backward",2,0,-1.5,1e+22,[],[]]\n'
     )
 
 
@@ -130,15 +192,22 @@ def traces(draw):
             after = tuple(draw(st.lists(st.sampled_from(known)))) if known else ()
             bucket, step = draw(st.integers(-1, 9)), draw(st.integers(0, 2**53))
             lane, kind = draw(texts), draw(texts)
-            tasks.append(Task(rank, number, lane, kind, bucket, step, start_s, end_s, after))
-    return Trace(tuple(tasks))
+            parts = tuple(
+                Part(draw(texts), draw(st.floats(start_s, end_s)), draw(st.integers(0, 2**53)))
+                for _ in range(draw(st.integers(0, 2)))
+            )
+            parts = tuple(sorted(parts, key=lambda part: part.end_s))
+            parts = (*parts, Part("work", end_s, 0, draw(texts), (1, 2))) if parts else ()
+            tasks.append(Task(rank, number, lane, kind, bucket, step, start_s, end_s, after, parts))
+    header = Header(strategy=draw(texts), steps=draw(st.integers(0, 9)), cluster={"machines": 2})
+    return Trace(tuple(tasks), header)
 
 
 @given(traces(), st.randoms())
 def test_a_trace_comes_back_whatever_order_its_tasks_were_given_in(trace, random):
     tasks = list(trace.tasks)
     random.shuffle(tasks)
-    data = Trace(tuple(tasks)).to_bytes()
+    data = Trace(tuple(tasks), trace.header).to_bytes()
     assert data == trace.to_bytes()
     assert Trace.from_bytes(data) == trace
 
@@ -150,6 +219,26 @@ def test_a_trace_is_written_whole_and_read_back(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run.trace"]
 
 
+def test_a_trace_may_be_compressed(tmp_path):
+    trace = Trace((Task(0, 0, "comm", "step", -1, 0, 0.0, 1.0, ()),))
+    paths = [tmp_path / name for name in ("one.trace.gz", "two.trace.gz")]
+    for path in paths:
+        trace.write(path)
+        assert path.read_bytes()[:2] == b"\x1f\x8b"
+        assert Trace.read(path) == trace
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    paths[0].write_bytes(paths[0].read_bytes()[:-9])
+    with pytest.raises(ConfigError, match="it cannot be decompressed"):
+        Trace.read(paths[0])
+
+
+def test_a_trace_of_an_older_version_is_refused_in_one_line():
+    data = b'{"format":"syncline-trace","version":1}\n[0,0,"comm","step",-1,0,0.0,1.0,[]]\n'
+    with pytest.raises(ConfigError, match="this is a trace of format version 1, but") as caught:
+        Trace.from_bytes(data)
+    assert "\n" not in str(caught.value)
+
+
 TASK = b'[0,0,"comm","step",-1,0,0.0,1.0,[]]\n'
 
 
@@ -158,7 +247,7 @@ TASK = b'[0,0,"comm","step",-1,0,0.0,1.0,[]]\n'
     [
         (b"", "x: this is no trace of ours, but its first line says what it is."),
         (b"\xff\n", "x: this is no trace of ours, but"),
-        (b'{"format":"syncline-trace","version":2}\n', "x: this is no trace of ours, but"),
+        (b'{"format":"other","version":2}\n', "x: this is no trace of ours, but"),
         (TASK, "x: this is no trace of ours, but"),
         (HEAD + TASK[:-1], "x, line 2: it is cut short, but"),
         (HEAD + b"[0,0\n", "x, line 2: Input data was truncated, but"),

@@ -55,8 +55,8 @@ def test_sizes_only_needs_no_data_and_no_weights(monkeypatch, sets):
     monkeypatch.setattr(torch.nn.Parameter, "__new__", note)
     job = resolved(**sets)
     assert simulate_job(job, links(job), steps=2).steps == 2
-    # num_settings makes the optimizer of a model with one number.
-    assert [kind for kind in made if kind != "meta"] == ["cpu"] * 2
+    # num_settings and state_copies make the optimizers of models with one parameter or two.
+    assert [kind for kind in made if kind != "meta"] == ["cpu"] * 3
 
 
 @pytest.mark.usefixtures("_no_data")
@@ -74,7 +74,9 @@ def test_a_workload_that_was_written_gives_the_same_run(tmp_path, name):
     workload.write(found, path)
     again = find_workload(resolved(strategy__name=name), links(job), path)
     assert again == found
-    runs = [simulate_job(job, links(job), steps=3, workload=one) for one in (None, again)]
+    runs = [
+        simulate_job(job, links(job), steps=3, workload=one, traces=True) for one in (None, again)
+    ]
     assert runs[0].trace.to_bytes() == runs[1].trace.to_bytes()
     assert runs[0].batch == runs[1].batch == 64
 

@@ -81,7 +81,9 @@ def test_staleness_is_counted_on_both():
 @pytest.mark.parametrize("name", ["gossip", "elastic", "server"])
 def test_the_same_seed_gives_the_same_trace(name):
     conditions = Conditions(jitter=Jitter(kind="lognormal", sigma=0.3), seed=5)
-    first, second = (run(name, "fast", 4, conditions=conditions).trace.to_bytes() for _ in range(2))
+    first, second = (
+        run(name, "fast", 4, conditions=conditions, traces=True).trace.to_bytes() for _ in range(2)
+    )
     assert first == second
 
 

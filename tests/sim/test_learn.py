@@ -81,8 +81,8 @@ def test_neither_machines_nor_jitter_nor_overlap_change_a_bit(real):
 def test_a_curve_has_the_evaluations_of_a_real_run_and_changes_nothing(tmp_path):
     constant = ("optimizer.schedule=constant", "optimizer.warmup_steps=0")
     real = train_forked(DIGITS, tmp_path / "ten", *constant, "run.steps=10", ranks=2)
-    plain = learn(*constant, ranks=4)
-    found = learn(*constant, "run.evaluate_every=10", ranks=4)
+    plain = learn(*constant, ranks=4, traces=True)
+    found = learn(*constant, "run.evaluate_every=10", ranks=4, traces=True)
     assert found.weights_sha256 == plain.weights_sha256
     assert found.trace.to_bytes() == plain.trace.to_bytes()  # nobody waits for an evaluation
     assert found.sent_bytes == plain.sent_bytes

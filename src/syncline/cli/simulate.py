@@ -84,8 +84,9 @@ def simulate(
     found = None
     if workload is not None or write_workload is not None:
         found = _find_workload(job, cluster, workload, write_workload)
-    outcome = _run(job, cluster, found, None if learn else steps, show=not as_json)
-    if trace is not None:
+    wanted = None if learn else steps
+    outcome = _run(job, cluster, found, wanted, show=not as_json, traces=trace is not None)
+    if trace is not None and outcome.trace is not None:
         with explained(trace):
             outcome.trace.write(trace)
     if as_json:
@@ -107,7 +108,13 @@ def _find_workload(job: Job, cluster: Cluster, path: Path | None, written: Path 
 
 
 def _run(
-    job: Job, cluster: Cluster, workload: Workload | None, steps: int | None, *, show: bool
+    job: Job,
+    cluster: Cluster,
+    workload: Workload | None,
+    steps: int | None,
+    *,
+    show: bool,
+    traces: bool,
 ) -> Outcome:
     """Simulate, with a progress bar on a terminal; `steps` None learns for all the job's steps."""
     from syncline.sim.job import simulate_job
@@ -121,6 +128,7 @@ def _run(
             learns=steps is None,
             steps=steps or 0,
             workload=workload,
+            traces=traces,
             on_step=lambda step: bar.update(task, completed=step),
         )
 
@@ -139,8 +147,13 @@ def to_json_dict(job: Job, outcome: Outcome) -> dict[str, Any]:
         "speed_up": outcome.speed_up,
         "efficiency": outcome.efficiency,
         "exposed_communication": outcome.exposed_communication,
+        "exposed_input": outcome.exposed_input,
+        "input_wait_s": outcome.input_wait_s,
         "layout": outcome.layout,
         "sent_bytes": outcome.sent_bytes,
+        "peak_memory_bytes": outcome.peak_memory_bytes,
+        "mean_peak_memory_bytes": outcome.mean_peak_memory_bytes,
+        "memory_share_bytes": outcome.memory_share_bytes,
         "wall_s": outcome.wall_s,
         "gone": outcome.gone,
         "links": outcome.links,
@@ -169,7 +182,12 @@ def print_outcome(job: Job, outcome: Outcome, trace: Path | None, console: Conso
     table.add_row("speed-up against it", f"{outcome.speed_up:.2f}")
     table.add_row("efficiency", f"{outcome.efficiency:.1%}")
     table.add_row("exposed communication", f"{outcome.exposed_communication:.1%}")
+    if outcome.exposed_input:
+        table.add_row("waiting for input", f"{outcome.exposed_input:.1%}")
     table.add_row("sent by a rank in a step", f"{outcome.sent_bytes / 1e6:.3g} MB")
+    if outcome.peak_memory_bytes is not None and outcome.mean_peak_memory_bytes is not None:
+        most, mean = outcome.peak_memory_bytes / 1e6, outcome.mean_peak_memory_bytes / 1e6
+        table.add_row("peak memory of tensors, a rank", f"{most:,.4g} MB (mean {mean:,.4g})")
     table.add_row("links", outcome.links)
     if outcome.weights_sha256 is not None:
         table.add_row("loss of the last step", f"{outcome.loss:.4f}")

@@ -264,13 +264,16 @@ def allocate_sums(
     return Partials(sums, even_cuts(num_elements, comm.size), spread, scale)
 
 
-def mean_over(comm: Communicator, number: float) -> float:
-    """Return the mean of a number over all ranks. Every rank calls it."""
-    partials = small_sum(comm, 1, torch.float64)
-    partials.sums[0].mine.fill_(number)
+def tell_all(comm: Communicator, mine: Sequence[float]) -> list[list[float]]:
+    """Return the numbers of each rank, by position. Every rank calls it, with equally many."""
+    partials = small_sum(comm, comm.size * len(mine), torch.float64)
+    rows = partials.sums[0].mine.view(comm.size, len(mine))
+    rows.zero_()
+    rows[comm.position] = torch.tensor(mine, dtype=torch.float64)
     comm.all_reduce(partials)
-    comm.barrier()  # peers have read this rank's number
-    return float(partials.result) / comm.size
+    comm.barrier()  # peers have read this rank's numbers
+    found: list[list[float]] = partials.result.view(comm.size, len(mine)).tolist()
+    return found
 
 
 def sum_by_rank(comm: Communicator, mine: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from syncline.comm.control import Control
+from syncline.comm.group_numbers import GroupNames
 from syncline.comm.hub import Hub
 from syncline.comm.traffic import Traffic
 
@@ -21,6 +22,7 @@ class Context:
         self.hub = hub
         self.rank = control.place.rank
         self.traffic = Traffic()
+        self.names = GroupNames()
         self._subgroups: dict[int, Closable] = {}
         control.on_failure(lambda failure: hub.wake())
         control.on_gone(lambda rank: hub.wake())

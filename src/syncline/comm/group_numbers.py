@@ -1,4 +1,4 @@
-"""Numbers for groups of ranks that share connections."""
+"""Numbers and names for groups of ranks: those of a group find the same without a message."""
 
 from __future__ import annotations
 
@@ -33,3 +33,35 @@ class GroupNumbers:
             )
         self._names[number] = name
         return number
+
+
+class GroupNames:
+    """Names that tell the exchanges of one group from those of another, in a trace.
+
+    The ranks of a group find the same name: it has their ranks, and how many groups they have made
+    of just these ranks before.
+    """
+
+    def __init__(self) -> None:
+        self._num_made: dict[str, int] = defaultdict(int)
+
+    def take(self, ranks: Sequence[int]) -> str:
+        name = in_ranges(ranks)
+        self._num_made[name] += 1
+        number = self._num_made[name]
+        return name if number == 1 else f"{name}#{number}"
+
+
+def in_ranges(ranks: Sequence[int]) -> str:
+    """Return ranks as text.
+
+    >>> in_ranges([0, 1, 2, 5, 7, 8])
+    '0-2,5,7-8'
+    """
+    found: list[list[int]] = []
+    for rank in sorted(ranks):
+        if found and rank == found[-1][-1] + 1:
+            found[-1][1:] = [rank]
+        else:
+            found.append([rank])
+    return ",".join("-".join(map(str, ends)) for ends in found)

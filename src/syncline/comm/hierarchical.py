@@ -113,6 +113,7 @@ class Hierarchical(RealCommunicator):
         def run(what: str) -> None:
             self._inside.meet(what, which)
             add_up()
+            self.traffic.spent("sum")
             exchange.run(what)
 
         volume = volume_of_partials(partials, self._shape)
@@ -148,6 +149,7 @@ class Hierarchical(RealCommunicator):
         def run(what: str) -> None:
             both.run(what)
             partials.result.copy_(partials.sums[0].mine)
+            self.traffic.spent("copy")
 
         return Prepared(run, both.num_bytes)
 

@@ -89,6 +89,7 @@ class Network(RealCommunicator):
         self.size = len(self.ranks)
         self.position = self.ranks.index(context.rank)
         self._peers = [peer for peer in range(self.size) if peer != self.position]
+        self._group = context.names.take(self.ranks)
         self._num_allocated = 0
         self._received = [self._empty(0, torch.uint8) for _ in range(NUM_CHANNELS)]
         tokens = self._empty(TOKEN_BYTES, torch.uint8).zero_()
@@ -118,7 +119,22 @@ class Network(RealCommunicator):
         outgoing = [(self.ranks[peer], tensor) for peer, tensor in sends if tensor.numel()]
         incoming = [(self.ranks[peer], tensor) for peer, tensor in receives if tensor.numel()]
         num_bytes = sum(tensor.numel() * tensor.itemsize for _, tensor in outgoing)
-        return Prepared(self._transport.prepare(outgoing, incoming, about), num_bytes)
+        carry = self._transport.prepare(outgoing, incoming, about)
+        senders = {rank for rank, _ in incoming}
+        peers = () if len(senders) == self.size - 1 else tuple(sorted(senders))
+        traffic, hub, group = self.traffic, self.hub, self._group
+
+        def run(what: str) -> None:
+            recorder = traffic.recorder
+            if recorder is None:
+                carry(what)
+                return
+            recorder.end_part("work")
+            exchange = recorder.next_id(f"{group}.{hub.channel}")
+            carry(what)
+            recorder.end_part("exchange" if senders else "send", exchange, peers)
+
+        return Prepared(run, num_bytes)
 
     def _scratch(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Return memory to receive into. A channel has its own: it runs one exchange at a time."""
@@ -171,6 +187,7 @@ class Network(RealCommunicator):
             assert self.hub.channel == channel, "another channel's scratch memory"
             exchange.run(what)
             add_up()
+            self.traffic.spent("sum")
 
         return Prepared(run, exchange.num_bytes)
 

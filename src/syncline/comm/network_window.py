@@ -14,6 +14,7 @@ import torch
 
 from syncline.comm.base import Memory
 from syncline.comm.context import Context
+from syncline.comm.peer_waits import id_of_call
 from syncline.comm.window import (
     Call,
     Done,
@@ -74,6 +75,7 @@ class NetworkWindow(ServedWindow):
     ) -> None:
         """`streams` carry this window's messages and nothing else."""
         super().__init__(ranks, context, functions)
+        self.name = "calls " + context.names.take(ranks)
         self._streams = streams
         self._dtype = dtype
         self._num_elements = num_elements
@@ -128,7 +130,8 @@ class NetworkWindow(ServedWindow):
         self._streams.send_bytes(rank, _REQUESTS, header)
         if values is not None and values.mine.numel():
             self._streams.send(rank, _REQUESTS, values.mine)
-        sent = self._pending[rank, number] = _Request(self, rank, buffer)
+        self._waits.note_sent(rank, self.name, number)
+        sent = self._pending[rank, number] = _Request(self, rank, buffer, number)
         return sent
 
     def _on_request(self, rank: int, message: bytearray) -> None:
@@ -147,12 +150,18 @@ class NetworkWindow(ServedWindow):
         if values is not None and values.numel() * values.itemsize != num_values:
             raise CommError(f"rank {rank} sent other values than it announced")
         if function == _GET:
+            recorder = self._context.traffic.recorder
+            if recorder is not None:
+                recorder.open()
             if num_out:
                 self._sends.append(self._streams.send(rank, _BULK, self._published))
             result = self._version
+            if recorder is not None:
+                exchange = id_of_call(self.name, rank, self._context.rank, number)
+                recorder.close_served(exchange, rank)
         else:
             out = self._pool.take(num_out // self._dtype.itemsize) if num_out else None
-            result = self.serve(function, Call(rank, values, out, note))
+            result = self.serve(function, Call(rank, values, out, note), self.name, number)
             if out is not None:
                 self._pool.give(out, [self._streams.send(rank, _BULK, out)])
         self._streams.send_bytes(rank, _ANSWERS, _ANSWER.pack(number, result))
@@ -168,9 +177,12 @@ class NetworkWindow(ServedWindow):
 class _Request:
     """A request that has been sent."""
 
-    def __init__(self, window: NetworkWindow, rank: int, buffer: torch.Tensor | None) -> None:
+    def __init__(
+        self, window: NetworkWindow, rank: int, buffer: torch.Tensor | None, number: int
+    ) -> None:
         self._window = window
         self._rank = rank
+        self._number = number
         self._buffer = buffer
         self.result: int | None = None
 
@@ -178,7 +190,8 @@ class _Request:
         return self.result is not None
 
     def wait(self) -> int:
-        self._window._waits.wait(self._rank, self.is_over, "a call")
+        window = self._window
+        window._waits.wait(self._rank, self.is_over, window.name, self._number)
         assert self.result is not None
         return self.result
 

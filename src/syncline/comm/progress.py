@@ -17,7 +17,10 @@ from syncline.errors import CommError
 if TYPE_CHECKING:
     from syncline.comm.rendezvous import Place
 
-PHASES = ("start", "forward", "backward", "step", "reduce", "update", "gather", "evaluate", "save")
+PHASES = (
+    *("start", "forward", "backward", "step", "reduce", "update", "gather", "evaluate", "save"),
+    "input",
+)
 _NUMBER_OF = {phase: number for number, phase in enumerate(PHASES)}
 LEFT = -1
 """The phase of a rank that ended in good order."""

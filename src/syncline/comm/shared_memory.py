@@ -58,6 +58,7 @@ class SharedMemory(RealCommunicator):
         self._shape = shape_of(self.machines)
         self.size = len(self.ranks)
         self.position = self.ranks.index(context.rank)
+        self._group = context.names.take(self.ranks)
         self._bell = Bell(star, context.hub)
         # A word for each channel. One cache line per rank, so that no two ranks write to one line.
         board = memoryview(star.segment(self.size * _LINE_BYTES))[: self.size * _LINE_BYTES]
@@ -86,6 +87,16 @@ class SharedMemory(RealCommunicator):
 
         `about` tells collectives of the same kind apart (`operations.py`).
         """
+        recorder = self.traffic.recorder
+        if recorder is None:
+            self._meet(what, about)
+            return
+        recorder.end_part("work")
+        exchange = recorder.next_id(f"{self._group}.{self.hub.channel}")
+        self._meet(what, about)
+        recorder.end_part("meet", exchange)
+
+    def _meet(self, what: str, about: int) -> None:
         channel = self.hub.channel
         self._counts[channel] = count = self._counts[channel] + _ONE
         column = self._columns[channel]
@@ -159,6 +170,7 @@ class SharedMemory(RealCommunicator):
         def run(what: str) -> None:
             self.meet(what, which)
             add_up()
+            self.traffic.spent("sum")
 
         volume = volume_of_partials(partials, self._shape)
         return Prepared(run, self._sent_bytes("reduce_scatter", volume))
@@ -170,6 +182,7 @@ class SharedMemory(RealCommunicator):
             self.meet(what, which)
             for mine, peer in copies:
                 mine.copy_(peer)
+            self.traffic.spent("copy")
 
         return Prepared(run, self._sent_bytes("all_gather", volume_of_strips(strips)))
 
@@ -199,6 +212,7 @@ class SharedMemory(RealCommunicator):
             if announced_by is None or announced_by > self._counts[self.hub.channel]:
                 self.meet(what, which)
             add_up()
+            self.traffic.spent("sum")
 
         volume = volume_of_partials(partials, self._shape)
         return Prepared(run, self._sent_bytes("all_reduce", volume))
@@ -211,6 +225,7 @@ class SharedMemory(RealCommunicator):
             self.meet(what, about(partials.sums[0]))
             for mine, peer in copies if self.position == root else ():
                 mine.copy_(peer)
+            self.traffic.spent("copy")
 
         volume = volume_of_partials(partials, self._shape, root)
         return Prepared(run, self._sent_bytes("reduce", volume))

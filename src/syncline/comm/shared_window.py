@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from syncline.comm.base import Memory
-from syncline.comm.window import Call, Functions, Lost, PeerWaits, Pending, ServedWindow
+from syncline.comm.peer_waits import PeerWaits
+from syncline.comm.window import Call, Functions, Lost, Pending, ServedWindow
 from syncline.errors import CommError, PeerGone
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class SharedCalls:
 
     def __init__(self, comm: SharedMemory) -> None:
         self._comm = comm
+        self.name = "calls " + comm.context.names.take(comm.ranks)
         self._position, self._size = comm.position, comm.size
         self._waits = PeerWaits(comm.context)
         num_cells = self._size * self._size * _RING
@@ -98,6 +100,7 @@ class SharedCalls:
         self._bytes[start : start + len(note)] = note
         words[cell + _ASKED] = number
         self._ring(owner)
+        self._waits.note_sent(self._comm.ranks[owner], self.name, number)
         posted = self._in_cell[cell] = _Posted(self, owner, cell, number)
         return posted
 
@@ -115,8 +118,8 @@ class SharedCalls:
             pass
         os.eventfd_write(self._bells[position], 1)
 
-    def wait(self, owner: int, is_over: Callable[[], bool]) -> None:
-        self._waits.wait(self._comm.ranks[owner], is_over, "a call")
+    def wait(self, owner: int, is_over: Callable[[], bool], number: int) -> None:
+        self._waits.wait(self._comm.ranks[owner], is_over, self.name, number)
 
     def _serve(self, events: int) -> None:
         words = self.words
@@ -135,7 +138,9 @@ class SharedCalls:
                     bytes(self._bytes[start : start + words[cell + _NOTE_BYTES]]),
                 )
                 window = self.windows[words[cell + _WINDOW]]
-                words[cell + _RESULT] = window.serve(words[cell + _FUNCTION], call)
+                words[cell + _RESULT] = window.serve(
+                    words[cell + _FUNCTION], call, self.name, number
+                )
                 words[cell + _ANSWERED] = number
                 self._ring(caller)
 
@@ -163,7 +168,7 @@ class _Posted:
         return self._result is not None
 
     def wait(self) -> int:
-        self._calls.wait(self._owner, self.is_over)
+        self._calls.wait(self._owner, self.is_over, self._number)
         assert self._result is not None
         return self._result
 

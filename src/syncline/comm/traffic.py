@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from syncline.perf.recorder import Recorder
+
 
 class Sent(NamedTuple):
     """One collective or window call of this rank."""
@@ -30,6 +32,8 @@ class Traffic:
         self._depth = 0
         self.log: list[Sent] | None = None
         """Set this to a list to record every collective and call of a step, in order."""
+        self.recorder: Recorder | None = None
+        """Set this to record what the comm lane's time is spent on."""
 
     @property
     def step_bytes(self) -> int:
@@ -52,3 +56,23 @@ class Traffic:
         self.sent_bytes += num_bytes
         if self.log is not None and not self._depth:
             self.log.append(Sent(channel, what, num_bytes))
+        if self.recorder is not None and not self._depth:
+            self.recorder.add_bytes(num_bytes)
+
+    def spent(self, kind: str) -> None:
+        """Tell the recorder, if there is one, what the hook has done since its last part."""
+        if self.recorder is not None:
+            self.recorder.end_part(kind)
+
+    @contextlib.contextmanager
+    def task(self, kind: str, after: str) -> Iterator[None]:
+        """Record what is done inside as a task of the comm lane, after all of kind `after`."""
+        recorder = self.recorder
+        if recorder is None:
+            yield
+            return
+        recorder.open()
+        try:
+            yield
+        finally:
+            recorder.close(kind, -1, recorder.step, recorder.after_all(after))

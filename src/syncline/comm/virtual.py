@@ -9,6 +9,7 @@ equal parameters hold them once.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -26,7 +27,7 @@ from syncline.comm.base import (
     check_owner,
     each_element_once,
 )
-from syncline.comm.cost import Phase, is_across
+from syncline.comm.group_numbers import GroupNames
 from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.shape import Machines, by_machine, choose, kind_of
 from syncline.comm.virtual_bundle import Calls
@@ -41,6 +42,7 @@ from syncline.comm.virtual_group import (
     spread_sum,
     whole_sum,
 )
+from syncline.comm.virtual_stream import Streams
 from syncline.comm.virtual_window import VirtualWindow
 from syncline.comm.window import Counted, Functions, Window
 from syncline.errors import CommError
@@ -91,7 +93,9 @@ class VirtualWorld:
         """Calls to the owners of many strips, if they are bundled (`virtual_bundle.py`)."""
         if isinstance(self.links, FastLinks) and not learns:
             self.calls = Calls(self, self.links, cluster.ranks)
+        self.streams = Streams()
         machines = by_machine(range(cluster.ranks), cluster.ranks_per_machine)
+        self.names = GroupNames()
         self._everybody = VirtualGroup(self, machines)
 
     def machine_of(self, rank: int) -> int:
@@ -109,16 +113,22 @@ class VirtualWorld:
         done: Callable[[], None],
         *,
         is_answer: bool = False,
-    ) -> None:
+    ) -> float:
         """Send a message from one rank to another; call `done` when it has arrived.
 
-        A rank sends its messages to other machines one after the other, each for `message_s`. That
-        of an answer has passed while the call was served.
+        Return when its bytes begin to move. A rank sends its messages to other machines one after
+        the other, each for `message_s`. That of an answer has passed while the call was served.
         """
         ports, link = self.ports_between(one, other)
-        is_paid = is_answer or self.is_inside(one, other)
-        sent_s = self.clock.now_s if is_paid else self.send_messages(one, 1)
-        self.clock.at(sent_s + link.latency_s, self.links.start, ports, float(num_bytes), done)
+        start = functools.partial(self.links.start, ports, float(num_bytes))
+        if self.is_inside(one, other):
+            moving_s = self.clock.now_s + link.latency_s
+            self.clock.at(moving_s, start, done)
+        else:
+            sent_s = self.clock.now_s if is_answer else self.send_messages(one, 1)
+            moving_s = sent_s + link.latency_s
+            self.clock.at(moving_s, self.streams.send, (one, other), start, done)
+        return moving_s
 
     def send_messages(self, rank: int, number: int) -> float:
         """Let a rank send messages to other machines; return when the last of them has left it."""
@@ -163,29 +173,6 @@ class VirtualWorld:
         endpoint.asked.clear()
         for other in self.endpoints:
             other.notify(self.clock)
-
-    def pay(self, group: VirtualGroup, phases: Sequence[Phase], done: Callable[[], None]) -> None:
-        """Let the time of a collective pass, then call `done`."""
-        collective_s = self.cluster.collective_s
-        if collective_s and is_across(phases):
-            self.clock.after(collective_s, self._pay_phases, group, phases, done)
-        else:
-            self._pay_phases(group, phases, done)
-
-    def _pay_phases(
-        self, group: VirtualGroup, phases: Sequence[Phase], done: Callable[[], None]
-    ) -> None:
-        """Let phases pass one after the other, then call `done`."""
-        if not phases:
-            done()
-            return
-        phase, *rest = phases
-        is_inside = phase.where == "inside"
-        link = self.cluster.inside if is_inside else self.cluster.network
-        ports = group.inside_ports if is_inside else group.across_ports
-        then = lambda: self._pay_phases(group, rest, done)  # noqa: E731
-        delay_s = phase.rounds * link.latency_s + phase.messages * self.cluster.message_s
-        self.clock.after(delay_s, self.links.start, ports, phase.num_bytes, then)
 
 
 class VirtualComm:
@@ -329,7 +316,7 @@ class VirtualComm:
         gathering.brought[self.position] = brings
         if len(gathering.brought) == group.size:
             del group.gatherings[number]
-            gathering.began_after = me.cause
+            gathering.met_s = self._world.clock.now_s
 
             def end() -> None:
                 if self._world.device.type != "meta":
@@ -337,9 +324,12 @@ class VirtualComm:
                         finish(gathering.brought)
                 gathering.done.set()
 
-            self._world.pay(group, charge.phases, end)
+            group.pay(charge.phases, end)
         gathering.done.wait(lambda: self._explain(gathering))
-        me.waited_for = gathering.began_after
+        recorder = me.traffic.recorder
+        if recorder is not None:
+            exchange, met_s = f"{group.name}.{number[0]}:{number[1]}", gathering.met_s
+            recorder.end_exchange(exchange, met_s, met_s + group.latency_s(charge.phases))
 
     def _explain(self, gathering: Gathering) -> str:
         missing = sorted(rank for at, rank in enumerate(self.ranks) if at not in gathering.brought)

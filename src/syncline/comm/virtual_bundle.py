@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from syncline.comm.many_calls import Targets
+from syncline.comm.traffic import Traffic
 from syncline.comm.window import Call
 from syncline.virtual.clock import Clock, Signal
 from syncline.virtual.fast_link import FastLinks
@@ -41,16 +42,22 @@ class Bundle:
     """The place of its first call."""
 
     def __init__(
-        self, clock: Clock, why: Callable[[], str], call_of: Callable[[int], Call]
+        self,
+        clock: Clock,
+        why: Callable[[], str],
+        traffic: Traffic,
+        call_of: Callable[[int], Call],
     ) -> None:
         """`call_of` returns the call for a target, to see how long it takes."""
         self.done = Signal(clock)
         self._why = why
+        self._traffic = traffic
         self.call_of = call_of
         self.results: Sequence[int | None] = ()
 
     def wait(self) -> Sequence[int | None]:
         self.done.wait(self._why)
+        self._traffic.spent("wire")
         return self.results
 
 

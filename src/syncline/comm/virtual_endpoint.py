@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from syncline.comm.traffic import Traffic
-from syncline.perf.trace import TaskId
 from syncline.virtual.clock import Clock, Signal
 from syncline.virtual.turns import Turns
 
@@ -55,10 +54,6 @@ class Endpoint:
     """The channel of the hook that runs. Collectives of one channel keep their order."""
     hook: tuple[str, int, int] | None = None
     """The phase, bucket and step of the hook that runs; bucket -1 for none."""
-    cause: TaskId | None = None
-    """The task after which the current hook could run."""
-    waited_for: TaskId | None = None
-    """The task after which the last collective could begin: the `cause` of its last member."""
     sent_s: float = 0.0
     """When the last message of this rank's window calls has left it."""
     died: str = ""
@@ -66,7 +61,9 @@ class Endpoint:
     """When this rank waited for a rank that then died: start and end, in order."""
     asked: dict[Asked, None] = field(default_factory=dict)
     """Calls and gets of other ranks that this rank has not answered yet."""
-    queue: deque[tuple[Callable[[], int], Callable[[int], None]]] = field(default_factory=deque)
+    queue: deque[tuple[Asked, Callable[[], int], Callable[[int], None]]] = field(
+        default_factory=deque
+    )
     """Calls that this rank serves, one after the other."""
     is_serving: bool = False
     changed: Signal | None = None
@@ -81,18 +78,25 @@ class Endpoint:
         place = f"bucket {bucket} of " if bucket >= 0 else ""
         return f"rank {self.rank}, {phase} of {place}step {step}"
 
-    def serve(self, clock: Clock, run: Callable[[], int], end: Callable[[int], None]) -> None:
+    def serve(self, asked: Asked, run: Callable[[], int], end: Callable[[int], None]) -> None:
         """Run a call after those before it, on the comm lane; then give `end` its result.
 
         Calls are served between the rank's own work there, and while a hook waits for others. If
         calls are bundled, it is run when it comes, to see how long it takes.
         """
+        clock = asked.clock
+        asked.came_s = clock.now_s
         if isinstance(self.turns, Booked):
             if not self.died:
                 result, seconds = clock.measure(run)
-                clock.at(self.turns.book(seconds), end, result)
+                asked.answered_s = self.turns.book(seconds)
+                asked.served_s = asked.answered_s - seconds
+                if self.traffic.recorder is not None:
+                    times_s = (asked.served_s, asked.answered_s)
+                    self.traffic.recorder.add_served(asked.exchange, asked.caller.rank, *times_s)
+                clock.at(asked.answered_s, end, result)
             return
-        self.queue.append((run, end))
+        self.queue.append((asked, run, end))
         if not self.is_serving and not self.died:
             self.is_serving = True
             clock.spawn(f"rank {self.rank} serving", self._serve_all, self.turns)
@@ -100,8 +104,16 @@ class Endpoint:
     def _serve_all(self, turns: Turns) -> None:
         while self.queue and not self.died:
             with turns.turn():
-                run, end = self.queue.popleft()
-                end(run())
+                asked, run, end = self.queue.popleft()
+                recorder = self.traffic.recorder
+                asked.served_s = asked.clock.now_s
+                if recorder is not None:
+                    recorder.open()
+                result = run()
+                asked.answered_s = asked.clock.now_s
+                if recorder is not None:
+                    recorder.close_served(asked.exchange, asked.caller.rank)
+                end(result)
         self.is_serving = False
 
     def notify(self, clock: Clock) -> None:

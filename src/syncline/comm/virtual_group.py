@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from syncline.comm.base import Partials, Strips, even_cuts, prepare_peer_sum
-from syncline.comm.cost import Phase, phases
+from syncline.comm.cost import Phase, is_across, phases
 from syncline.comm.shape import Machines, positions_of, shape_of
 from syncline.comm.virtual_bundle import Served
 from syncline.comm.volume import Volume, stages, strip_bytes, volume_of_partials, volume_of_strips
-from syncline.perf.trace import TaskId
 from syncline.virtual.clock import Signal
 from syncline.virtual.link import Port
 
@@ -41,7 +41,8 @@ class Gathering:
     charge: Charge
     done: Signal
     brought: dict[int, Any] = field(default_factory=dict)
-    began_after: TaskId | None = None
+    met_s: float = 0.0
+    """When the last of them came."""
 
 
 class VirtualGroup:
@@ -51,6 +52,7 @@ class VirtualGroup:
         self.world = world
         self.machines = machines
         self.ranks = positions_of(machines)
+        self.name = world.names.take(self.ranks)
         self.shape = shape_of(machines)
         self.size = len(self.ranks)
         self.inside_ports: list[Port] = [("inside", rank) for rank in self.ranks]
@@ -132,6 +134,35 @@ class VirtualGroup:
             charge = Charge(what, int(volume.size_bytes), time, sent)
             self._charges[what, volume] = charge
         return charge
+
+    def pay(self, phases: Sequence[Phase], done: Callable[[], None]) -> None:
+        """Let the time of a collective pass, then call `done`."""
+        collective_s = self.world.cluster.collective_s
+        if collective_s and is_across(phases):
+            self.world.clock.after(collective_s, self._pay_phases, phases, done)
+        else:
+            self._pay_phases(phases, done)
+
+    def _pay_phases(self, phases: Sequence[Phase], done: Callable[[], None]) -> None:
+        """Let phases pass one after the other, then call `done`."""
+        if not phases:
+            done()
+            return
+        phase, *rest = phases
+        world = self.world
+        ports = self.inside_ports if phase.where == "inside" else self.across_ports
+        then = lambda: self._pay_phases(rest, done)  # noqa: E731
+        world.clock.after(self._delay_s(phase), world.links.start, ports, phase.num_bytes, then)
+
+    def _delay_s(self, phase: Phase) -> float:
+        cluster = self.world.cluster
+        link = cluster.inside if phase.where == "inside" else cluster.network
+        return phase.rounds * link.latency_s + phase.messages * cluster.message_s
+
+    def latency_s(self, phases: Sequence[Phase]) -> float:
+        """Return how much of a collective's time does not depend on its bytes."""
+        once_s = self.world.cluster.collective_s if is_across(phases) else 0.0
+        return once_s + sum(map(self._delay_s, phases))
 
 
 def whole_sum(brought: dict[int, Partials]) -> torch.Tensor:

@@ -6,6 +6,7 @@ as long as its function, and a pass over its values and its answer (`VirtualWorl
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import torch
 
 from syncline.comm.base import Memory
 from syncline.comm.many_calls import OneByOne, PendingCalls, Targets
+from syncline.comm.peer_waits import id_of_call
 from syncline.comm.virtual_bundle import Bundle, Served, Trip
 from syncline.comm.window import (
     Call,
@@ -40,8 +42,24 @@ class Asked:
     clock: Clock
     done: Signal
     why: Callable[[], str]
+    exchange: str = ""
+    """The call's id, if it is recorded."""
+    moving_s: float = 0.0
+    """When its bytes began to move."""
+    came_s: float = 0.0
+    """When it came to its owner; then, when the owner began to serve it, and had done so."""
+    served_s: float = 0.0
+    answered_s: float = 0.0
+    back_s: float = 0.0
+    """When the bytes of the answer began to move."""
     result: int | None = None
     got: torch.Tensor | None = None
+
+    def note_sent(self) -> None:
+        """Record that it was sent, if a trace is recorded."""
+        recorder = self.caller.traffic.recorder
+        if recorder is not None:
+            recorder.end_part("send", self.exchange, (self.owner.rank,))
 
     def is_over(self) -> bool:
         return self.done.is_set()
@@ -49,6 +67,15 @@ class Asked:
     def wait(self) -> int:
         started_s = self.clock.now_s
         self.done.wait(self.why)
+        recorder = self.caller.traffic.recorder
+        if recorder is not None:
+            about = (self.exchange, (self.owner.rank,))
+            recorder.end_part("latency", *about, end_s=self.moving_s)
+            recorder.end_part("wire", *about, end_s=self.came_s)
+            recorder.end_part("wait", *about, end_s=self.served_s)
+            recorder.end_part("serve", *about, end_s=self.answered_s)
+            recorder.end_part("latency", *about, end_s=self.back_s)
+            recorder.end_part("wire", *about)
         if self.result is None:
             self.caller.waited_in_vain.append((started_s, self.clock.now_s))
             raise PeerGone(self.owner.rank)
@@ -80,11 +107,13 @@ class VirtualWindow(OneByOne):
         self.ranks = group.ranks
         self._me = me
         self._number = number
-        self._published_bytes = published_bytes
+        self.published_bytes = published_bytes
         self.functions = functions
         self.published: torch.Tensor | None = None
         self.version = 0
         self.num_calls = self.sent_bytes = 0
+        self._num_asked: Counter[int] = Counter()
+        """Calls and gets to each rank, while they are recorded."""
         self._trips: dict[tuple[str, int], Trip] = {}
         """By function and the id of the targets, which a trip keeps."""
         group.windows[number, me.rank] = self
@@ -102,12 +131,12 @@ class VirtualWindow(OneByOne):
         asked = self._ask(position, "a get")
         if asked.is_over():
             return asked
-        self._count("get", self._published_bytes)
+        self._count("get", self.published_bytes)
 
         ranks = self._me.rank, asked.owner.rank
         # On one machine the caller reads the owner's memory; the owner has nothing to do.
         is_inside = self._world.is_inside(*ranks)
-        serving_s = 0.0 if is_inside else self._world.serving_s(*ranks, self._published_bytes)
+        serving_s = 0.0 if is_inside else self._world.serving_s(*ranks, self.published_bytes)
 
         def run() -> int:
             # The answer is what is published when the request is served.
@@ -121,11 +150,12 @@ class VirtualWindow(OneByOne):
 
         def arrive() -> None:
             if serving_s:
-                asked.owner.serve(self._world.clock, run, end)
+                asked.owner.serve(asked, run, end)
             else:
                 end(run())
 
-        self._world.carry(*ranks, 0, arrive)
+        asked.moving_s = self._world.carry(*ranks, 0, arrive)
+        asked.note_sent()
         return asked
 
     def call(
@@ -163,13 +193,14 @@ class VirtualWindow(OneByOne):
                 self._send_back(asked, back, lambda: self._answer(asked, result))
 
         def arrive() -> None:
-            asked.owner.serve(self._world.clock, run, end)
+            asked.owner.serve(asked, run, end)
 
         if is_mine:
             arrive()
         else:
             self._count(function, bytes_moved(values, out))
-            self._world.carry(rank, asked.owner.rank, to_there, arrive)
+            asked.moving_s = self._world.carry(rank, asked.owner.rank, to_there, arrive)
+            asked.note_sent()
         return asked
 
     def call_all(
@@ -204,7 +235,7 @@ class VirtualWindow(OneByOne):
             where = (strip.start, strip.stop)
             return Call.of(self.rank, values.part(*where), out.part(*where), note(strip.number))
 
-        bundle = Bundle(self._world.clock, why, call_of)
+        bundle = Bundle(self._world.clock, why, me.traffic, call_of)
         calls.begin(trip, bundle)
         return bundle
 
@@ -236,6 +267,10 @@ class VirtualWindow(OneByOne):
         me, clock = self._me, self._world.clock
         why = lambda: f"{me.doing}: {what} waits for rank {owner.rank}{owner.died}"  # noqa: E731
         asked = Asked(me, owner, clock, Signal(clock), why)
+        if me.traffic.recorder is not None:
+            name = f"calls {self._group.name}.{self._number}"
+            number = self._num_asked[owner.rank] = self._num_asked[owner.rank] + 1
+            asked.exchange = id_of_call(name, me.rank, owner.rank, number)
         if owner.died:
             asked.done.set()
         else:
@@ -245,7 +280,7 @@ class VirtualWindow(OneByOne):
     def _send_back(self, asked: Asked, num_bytes: int, done: Callable[[], None]) -> None:
         if not asked.owner.died:
             ranks = asked.owner.rank, self._me.rank
-            self._world.carry(*ranks, num_bytes, done, is_answer=True)
+            asked.back_s = self._world.carry(*ranks, num_bytes, done, is_answer=True)
 
     def _answer(self, asked: Asked, result: int) -> None:
         if asked.owner.asked.pop(asked, 0) is None:
@@ -267,6 +302,9 @@ class VirtualWindow(OneByOne):
         if woken_s is not None and self._world.last_death_s == clock.now_s:
             # It became true because a rank died: since it was looked at last, only for that one.
             self._me.waited_in_vain.append((woken_s, clock.now_s))
+        recorder = self._me.traffic.recorder
+        if recorder is not None:
+            recorder.end_part("wait", recorder.last_served)
 
     def gone(self) -> frozenset[int]:
         gone = self._world.gone

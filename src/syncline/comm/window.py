@@ -15,7 +15,6 @@ Values passed to a call, and the memory for its answer, are lent until `wait` ha
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,7 +24,8 @@ import torch
 from syncline.comm.base import Memory
 from syncline.comm.context import Context
 from syncline.comm.many_calls import OneByOne, PendingCalls, Targets
-from syncline.errors import CommError, PeerGone, RankFailed
+from syncline.comm.peer_waits import PeerWaits, id_of_call
+from syncline.errors import CommError, PeerGone
 
 MAX_NOTE_BYTES = 928
 """What a cell of shared memory holds beside its twelve words (`shared_window.py`)."""
@@ -193,53 +193,6 @@ def bytes_moved(*memories: Memory | None) -> int:
     return sum(one.mine.numel() * one.mine.itemsize for one in memories if one is not None)
 
 
-class PeerWaits:
-    """Waits for peers on a hub, and raises when a peer cannot answer any more."""
-
-    def __init__(self, context: Context) -> None:
-        self._hub = context.hub
-        self._control = context.control
-
-    def wait(self, rank: int, is_over: Callable[[], bool], what: str) -> None:
-        """Return when `is_over`; raise PeerGone if the rank is gone by then."""
-        started = time.monotonic()
-        while not is_over():
-            self._hub.sleep(is_over)
-            if not is_over():
-                self.check(rank)
-                try:
-                    self._control.check_waiting_for([rank], time.monotonic() - started, what)
-                except RankFailed:
-                    self.check(rank)  # PeerGone instead, if the others go on without it
-                    raise
-
-    def until(
-        self,
-        is_true: Callable[[], bool],
-        why: Callable[[], str],
-        late: Callable[[], Sequence[int]] | None,
-    ) -> None:
-        started = time.monotonic()
-        while not is_true():
-            self._control.check()
-            self._hub.sleep(is_true)
-            waited_s = time.monotonic() - started
-            if late is not None and waited_s > self._control.hung_s:
-                for rank in late()[:1]:  # empty, if all have come or are gone by now
-                    self._control.check_hung(rank, waited_s, why())
-
-    def check(self, rank: int) -> None:
-        if self.is_gone(rank):
-            raise PeerGone(rank)
-
-    def is_gone(self, rank: int) -> bool:
-        return rank in self._control.gone or rank in self._control.left
-
-    def gone(self, ranks: tuple[int, ...]) -> frozenset[int]:
-        absent = self._control.gone.keys() | self._control.left
-        return frozenset(at for at, rank in enumerate(ranks) if rank in absent)
-
-
 class ServedWindow(OneByOne):
     """What the real windows have in common: counting calls, sending and serving them."""
 
@@ -283,9 +236,17 @@ class ServedWindow(OneByOne):
         """Send a call to its owner, another rank."""
         raise NotImplementedError
 
-    def serve(self, function: int, call: Call) -> int:
+    def serve(self, function: int, call: Call, name: str, number: int) -> int:
+        """Serve a call; the window's name and the call's number tell it from others."""
+        recorder = self._context.traffic.recorder
+        if recorder is not None:
+            recorder.open()
         with torch.no_grad():
-            return self._in_order[function](call)
+            result = self._in_order[function](call)
+        if recorder is not None:
+            exchange = id_of_call(name, call.sender, self._context.rank, number)
+            recorder.close_served(exchange, call.sender)
+        return result
 
     def until(
         self,

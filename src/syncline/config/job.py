@@ -11,6 +11,7 @@ from syncline.config.rules import (
     check_cluster,
     check_faults,
     check_image_size,
+    check_input,
     check_length,
     check_optimizer,
     check_shards,
@@ -55,12 +56,13 @@ class Job(Table, frozen=True, kw_only=True):
         check_length(self.run)
         check_warmup(self.optimizer, self.run)
         check_image_size(self.model, self.data)
+        check_input(self.data)
 
     def resolved(self, ranks: int | None = None) -> Job:
         """Fill in what is automatic for this many ranks (`run.ranks` if None), and check it all.
 
-        Afterwards `strategy.shards` is a number and the chosen optimizer's settings are written
-        out. Resolving twice changes nothing.
+        Afterwards `strategy.shards` and `data.prefetch` are numbers and the chosen optimizer's
+        settings are written out. Resolving twice changes nothing.
         """
         ranks = self.run.ranks if ranks is None else ranks
         if ranks < 1:
@@ -77,6 +79,7 @@ class Job(Table, frozen=True, kw_only=True):
         shards = workers if self.strategy.shards is None else self.strategy.shards
         return msgspec.structs.replace(
             self,
+            data=self.data.resolved(),
             optimizer=self.optimizer.resolved(),
             strategy=msgspec.structs.replace(self.strategy, shards=shards),
             run=msgspec.structs.replace(self.run, ranks=ranks),
@@ -99,7 +102,7 @@ def keys() -> list[str]:
 
 # Settings that a resumed run may change: where and how fast it runs, how long, what it writes.
 _MAY_CHANGE = {
-    "data": {"path"},
+    "data": {"path", "workers", "prefetch"},
     "strategy": {"bucket_bytes", "overlap", "comm"},
     "run": {
         "ranks",

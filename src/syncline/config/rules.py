@@ -22,6 +22,7 @@ from syncline.config.settings import (
 from syncline.config.words import any_of, did_you_mean, listed, printable, shown
 from syncline.errors import ConfigError
 from syncline.faults import ANY_RANK, Fault
+from syncline.own_functions import is_own
 
 _SUGGESTIONS = 4  # numbers offered in an error: enough to choose from, and still one line
 
@@ -68,6 +69,27 @@ def check_image_size(model: ModelSettings, data: DataSettings) -> None:
             f"got {sizes[0]} with data.image_size = {sizes[1]}",
             "the model reads the images as the data gives them",
             "Remove one of the two.",
+        )
+
+
+def check_input(data: DataSettings) -> None:
+    """Check that each worker has a batch to read ahead, and that no thread reads own data."""
+    if data.prefetch == "auto":
+        return
+    if data.prefetch < data.workers:
+        raise ConfigError(
+            "data.prefetch",
+            f"got {data.prefetch} with data.workers = {data.workers}",
+            "each worker reads at least one batch ahead of use",
+            f"Use {data.workers} or more, or data.workers = {data.prefetch}.",
+        )
+    if data.prefetch and not data.workers and is_own(data.name):
+        raise ConfigError(
+            "data.prefetch",
+            f"got {data.prefetch} with data.workers = 0",
+            f"a thread would read ahead, and what {printable(data.name)} draws at random would"
+            " mix with what the model draws",
+            "Use data.workers = 1 or more, or leave data.prefetch out.",
         )
 
 

@@ -25,6 +25,10 @@ MAX_BATCH = 10**9
 MAX_SEED = 2**63 - 1
 # More threads than this on one rank is a typing error: no machine has so many cores.
 MAX_THREADS = 1024
+# More batches than this ahead of use fill the memory and hide nothing more.
+MAX_PREFETCH = 256
+# Batches ahead of use for each that reads: one is being read while the other waits to be used.
+PREFETCH = 2
 
 # Heartbeats come every second; an overloaded machine may delay them by several seconds.
 SILENT_S = 20.0
@@ -57,7 +61,9 @@ class ModelSettings(Table, frozen=True, kw_only=True):
 class DataSettings(Table, frozen=True, kw_only=True):
     """Which samples, and how many a step takes over all shards together (`batch`).
 
-    `name` may be that of a function of the user's own, which is called with `options`.
+    `name` may be that of a function of the user's own, which is called with `options`. On each rank
+    `workers` processes read up to `prefetch` shards' batches ahead of use; without workers a
+    thread does. With a prefetch of 0 batches are read in line. Neither changes the result.
     """
 
     name: Annotated[str, Meta(min_length=1, examples=["digits"])]
@@ -73,6 +79,18 @@ class DataSettings(Table, frozen=True, kw_only=True):
     classes: Annotated[int, Meta(ge=1, examples=[10])] | None = None
     samples: Annotated[int, Meta(ge=1, examples=[1024])] | None = None
     options: dict[str, Option] = {}
+    workers: Annotated[int, Meta(ge=0, le=MAX_PREFETCH, examples=[2])] = 0
+    prefetch: Annotated[int, Meta(ge=0, le=MAX_PREFETCH, examples=[4])] | Literal["auto"] = "auto"
+
+    def resolved(self) -> DataSettings:
+        """Write out the prefetch: in line, unless there are workers or images are read from a disk.
+
+        Data of the user's own may draw random numbers, so no thread reads it beside the model.
+        """
+        if self.prefetch != "auto":
+            return self
+        readers = self.workers or int(self.name == "folder")
+        return msgspec.structs.replace(self, prefetch=min(PREFETCH * readers, MAX_PREFETCH))
 
 
 class OptimizerSettings(Table, frozen=True, kw_only=True):

@@ -31,7 +31,6 @@ from syncline.engine.optimizer import OptimizerOnStrip, Reach, param_group_numbe
 from syncline.engine.optimizer_trial import find_reach
 from syncline.engine.share import Share
 from syncline.engine.waiting import ThreadEvent
-from syncline.perf.trace import TaskId
 
 
 def start_from_rank_0(
@@ -107,9 +106,6 @@ class RealTiming:
 
     def waited_since(self, started: float) -> float:
         return time.perf_counter() - started
-
-    def waited_for(self) -> tuple[TaskId, ...]:
-        return ()
 
 
 def _note_nothing(phase: str, bucket: int, step: int) -> None:

@@ -45,6 +45,10 @@ class Norm:
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """Scale this rank's gradients; return the norm before scaling. A collective."""
+        with self._comm.traffic.task("clip", after="reduce"):
+            return self._clip(max_norm)
+
+    def _clip(self, max_norm: float) -> torch.Tensor:
         squares = self._squares.sums[0].mine
         # The last all_reduce lent this memory; later gathers have ended the lending.
         squares.zero_()

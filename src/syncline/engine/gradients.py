@@ -48,7 +48,7 @@ from syncline.engine.refusals import (
 from syncline.engine.share import Share
 from syncline.engine.spent import Spent
 from syncline.errors import UsageError
-from syncline.perf.trace import Recorder
+from syncline.perf.recorder import Recorder
 
 
 class Gradients:

@@ -135,6 +135,7 @@ class OptimizerOnStrip:
         param_group_of: Callable[[Slot], int],
     ) -> None:
         """`memory` is parameters and gradients, laid out like the bucket."""
+        self._traffic = bucket.comm.traffic
         self._memory = memory
         self._reach = reach
         self._param_group_of = param_group_of
@@ -238,6 +239,7 @@ class OptimizerOnStrip:
 
     def run(self, update: UpdateSettings) -> None:
         """Update the strip with the settings of one step."""
+        self._traffic.spent("work")
         if self._loaded is not None:
             self._take_over_loaded()
         self._leave_out(update.without)
@@ -246,6 +248,7 @@ class OptimizerOnStrip:
                 group.update(settings)
             with self._no_grad:
                 self._step(self._optimizer)
+        self._traffic.spent("update")
 
     def keep(self, without: frozenset[int]) -> None:
         """Keep the state, so that the next `run`, which leaves out `without`, can be undone."""

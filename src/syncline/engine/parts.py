@@ -48,7 +48,7 @@ from syncline.engine.steps import Steps
 from syncline.engine.torch_calls import forget
 from syncline.engine.whole import WholeRun
 from syncline.errors import UsageError
-from syncline.perf.trace import Recorder
+from syncline.perf.recorder import Recorder
 
 log = logging.getLogger("syncline")
 
@@ -188,7 +188,7 @@ class Parts:
 
     def _build(self) -> None:
         if self.recorder is not None:
-            self.recorder.drop_open_task()
+            self.recorder.end_backward()
         if self.overlap or self.plan.answers_calls:
             self._lane.start_thread()
         self._lane.drain()
@@ -266,17 +266,20 @@ class Parts:
     # Recording.
 
     def record(self, recorder: Recorder | None) -> None:
-        """Record this rank's tasks from now on; with None no more."""
+        """Record this rank's tasks from now on; with None no more. Every rank calls it."""
+        self._lane.drain()  # so that all ranks begin to count exchanges at the same one
         for handle in self._moment_handles:
             handle.remove()
         self._moment_handles = []
-        self.recorder = recorder
+        self.recorder = self.comm.traffic.recorder = recorder
         compute = self.compute
         compute.gradients.recorder = compute.waiting.recorder = recorder
         if compute.steps is not None:
             compute.steps.recorder = recorder
-        if recorder is not None and self.overlap:
-            self._moment_handles = hook_moments(self.model, recorder)
+        if recorder is not None:
+            self._moment_handles = hook_moments(
+                self.model, recorder, lambda: self.overlap and bool(self.buckets)
+            )
 
     # The end.
 

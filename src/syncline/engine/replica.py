@@ -27,7 +27,7 @@ from syncline.engine.refusals import refuse_detached
 from syncline.engine.state import State
 from syncline.engine.whole import load_values
 from syncline.errors import UsageError
-from syncline.perf.trace import Recorder
+from syncline.perf.recorder import Recorder
 
 
 class Replica:
@@ -85,8 +85,8 @@ class Replica:
     def recorder(self) -> Recorder | None:
         """The recorder of this rank's tasks. Set it to begin recording, to None to stop.
 
-        The compute lane's tasks are recorded from the next forward on, and only if the exchange is
-        overlapped: inline there are no hooks that tell one bucket from the next.
+        Every rank sets it, between the same steps. In the first step, and where the exchange is
+        inline, forward and backward are one task each.
         """
         return self._parts.recorder
 

@@ -81,7 +81,7 @@ class _Communicators:
         if len(groups) == 1:
             yield comm
         elif all(len(group) == 1 for group in groups):
-            yield Alone(comm.ranks[comm.position])
+            yield Alone(comm.ranks[comm.position], comm.traffic)
         else:
             made = [comm.subgroup(group) for group in groups]  # a collective: each rank calls all
             yield from (one for one in made if one is not None)

@@ -30,7 +30,7 @@ from syncline.engine.flags import Flags
 from syncline.engine.layout import Layout
 from syncline.engine.told_settings import restore
 from syncline.errors import UsageError
-from syncline.perf.trace import Recorder, TaskId
+from syncline.perf.recorder import Recorder
 
 
 class Timing(Protocol):
@@ -45,9 +45,6 @@ class Timing(Protocol):
 
     def waited_since(self, started: float) -> float:
         """Return how long the compute lane has waited for ranks that are still there."""
-
-    def waited_for(self) -> tuple[TaskId, ...]:
-        """Return the known tasks of other ranks that the current hook waited for."""
 
 
 class CommLane(Protocol):
@@ -116,8 +113,6 @@ class Steps:
         """The numbers of the workers' optimizer settings; empty if all ranks compute."""
         self._next_send = 0
         self._entered_step = -1
-        self._last_tasks: dict[int, TaskId] = {}
-        """The last task of each channel."""
         self.recorder: Recorder | None = None
         self.waited_s = 0.0
         """Time the compute lane has spent waiting for the comm lane: exposed communication."""
@@ -156,18 +151,22 @@ class Steps:
 
         `flags` is None if only sizes are simulated: the sum is exchanged, but not read.
         """
+        started = self._begin_exchange()
         # Written on the lane: by then every peer has read the last step's flags.
         if flags is not None:
             self._lane.submit(self._flags.write, flags, channel=self._step_channel)
         self._submit_step(number, settings, has_flags=flags is not None)
         # If the lane failed before the events were cleared, nothing sets them again: raise here.
         self._lane.check()
+        if self.recorder is not None and self._now() > started:
+            self.recorder.follow("submit", -1, number, started)
+            self.recorder.step = number + 1
 
     def exchange_inline(
         self, number: int, flags: Sequence[float] | None, settings: ParamGroups
     ) -> None:
         """Take the whole step here and now; every gradient is complete."""
-        started = self._now()
+        started = self._begin_exchange()
         if self._gathers and flags is not None:
             # No gradient was sent yet, so the reduce that comes first can announce the small sums.
             self._lane.submit(self._run_announce, flags)
@@ -180,8 +179,17 @@ class Steps:
         self._submit_step(number, settings, has_flags=flags is not None)
         self._lane.drain()
         self.waited_s += self._timing.waited_since(started)
+        if self.recorder is not None:
+            self.recorder.waited(-1, number, started)
+            self.recorder.step = number + 1
         for bucket in self._buckets:
             bucket.is_in_flight = False
+
+    def _begin_exchange(self) -> float:
+        """Note that the compute lane has done its part of a step; return the time."""
+        if self.recorder is not None:
+            self.recorder.end_backward()
+        return self._now()
 
     def _submit_step(self, number: int, settings: ParamGroups, *, has_flags: bool) -> None:
         lane = self._lane
@@ -239,16 +247,14 @@ class Steps:
 
     def _run_gradient_ready(self, bucket: Bucket) -> None:
         index, step = bucket.index, bucket.step
-        self._note("reduce", index, step)
-        started = self._now()
+        self._begin("reduce", index, step)
         self._strategy.gradient_ready(bucket)
         bucket.is_reduced = True
         if self.recorder is not None:
-            self._record(bucket.channel, "reduce", index, step, started, ("backward", index))
+            self.recorder.close_hook(bucket.channel, "reduce", index, step, ("backward", index))
 
     def _run_step_entered(self, number: int, invalid_because: str | None, has_flags: bool) -> None:
-        self._note("step", -1, number)
-        started = self._now()
+        self._begin("step", -1, number)
         buffers = self._buffers
         # Statistics first: a rank that has come to the flags' sum has read its peers' statistics.
         if buffers is not None and buffers.statistics is not None:
@@ -262,7 +268,7 @@ class Steps:
         self._entered_step = number
         if self.recorder is not None:
             last = ("backward", self._send_order[-1].index)
-            self._record(self._step_channel, "step", -1, number, started, last)
+            self.recorder.close_hook(self._step_channel, "step", -1, number, last, ("clip", -1))
 
     def _act_on_flags(self, invalid_because: str | None) -> None:
         """Act on what all ranks of the step group have told."""
@@ -322,25 +328,13 @@ class Steps:
 
     def _update(self, bucket: Bucket, settings: ParamGroups, *after: tuple[str, int]) -> None:
         index, step = bucket.index, bucket.step
-        self._note("update", index, step)
-        started = self._now()
+        self._begin("update", index, step)
         self._strategy.before_use(bucket, UpdateSettings(settings, self._without))
         if self.recorder is not None:
-            self._record(bucket.gather_channel, "gather", index, step, started, *after)
+            self.recorder.close_hook(bucket.gather_channel, "gather", index, step, *after)
 
-    def _record(
-        self,
-        channel: int,
-        kind: str,
-        bucket: int,
-        step: int,
-        started: float,
-        *waited_for: tuple[str, int],
-    ) -> None:
-        recorder = self.recorder
-        assert recorder is not None
-        known = (*recorder.after(*waited_for), *self._timing.waited_for())
-        before = self._last_tasks.get(channel)
-        known = known if before is None else (before, *known)
-        number = recorder.add("comm", kind, bucket, step, started, tuple(dict.fromkeys(known)))
-        self._last_tasks[channel] = (recorder.rank, number)
+    def _begin(self, phase: str, bucket: int, step: int) -> None:
+        """Note that a hook begins, and begin its task."""
+        self._note(phase, bucket, step)
+        if self.recorder is not None:
+            self.recorder.open()

@@ -22,7 +22,7 @@ from syncline.engine.first_use import FirstUse, owners_of
 from syncline.engine.parameters import InFlight, UsedUp, Watched, become, waiters
 from syncline.engine.spent import Spent
 from syncline.engine.steps import Steps
-from syncline.perf.trace import Recorder
+from syncline.perf.recorder import Recorder
 
 
 class ThreadEvent(threading.Event):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from syncline.comm.base import Communicator, mean_over
+from syncline.comm.base import Communicator, tell_all
 from syncline.comm.control import Control
 from syncline.contract import Whole, WholeValues
 from syncline.engine.bucket import Bucket
@@ -148,11 +148,12 @@ class WholeRun:
         """Return what a checkpoint must hold for the strategy."""
         return {} if self.whole is None else self.whole.state()
 
-    def mean_of(self, number: float, comm: Communicator) -> float:
-        """Return the mean of a number over all ranks of the world. Every rank calls it."""
-        if self.whole is None:
-            return self._lane.call(mean_over, comm, number)
-        return self._lane.call(self.whole.mean_of, number)
+    def tell_figures(self, mine: Sequence[float], comm: Communicator) -> list[list[float]]:
+        """Return the figures of each rank of the world that is not gone. Every rank calls it."""
+        with comm.traffic.apart():
+            if self.whole is None:
+                return self._lane.call(tell_all, comm, mine)
+            return self._lane.call(self.whole.tell_figures, mine)
 
     def meet(self) -> None:
         """Wait for all ranks that are not gone, with an asynchronous strategy."""

@@ -84,7 +84,7 @@ def _run_rank(
             call()
         _name_process(f"syncline:{rank}")
         _redirect_streams(stdout)
-        _reset_handlers()
+        reset_handlers()
         os.environ.clear()
         os.environ.update(environ)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -116,7 +116,7 @@ def _redirect_streams(stdout: int | None) -> None:
         os.dup2(stdout, 1)
 
 
-def _reset_handlers() -> None:
+def reset_handlers() -> None:
     """Drop the parent's signal handlers, as exec does; ignored signals stay ignored."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():

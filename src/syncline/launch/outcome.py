@@ -27,9 +27,14 @@ class Outcome:
 
 def describe_end(rank: int, status: int) -> str:
     """Say how a rank ended, in words."""
+    return f"rank {rank} {describe_status(status)}"
+
+
+def describe_status(status: int) -> str:
+    """Say how a process ended, in words that follow its name."""
     if status < 0:
-        return f"rank {rank} was killed by {_signal_name(-status)} (exit status {status})"
-    return f"rank {rank} ended with status {status}"
+        return f"was killed by {_signal_name(-status)} (exit status {status})"
+    return f"ended with status {status}"
 
 
 def _signal_name(number: int) -> str:

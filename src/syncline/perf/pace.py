@@ -16,38 +16,53 @@ class Pace:
     def __init__(self, batch: int) -> None:
         self._batch = batch
         self._ends_s: list[float] = []
-        self._first_steps = self._mean_steps = 0.0
-        """Mean number of steps over ranks at the end of this rank's first step, and of its last."""
+        self._counts: list[tuple[float, float]] = []
+        """Time and mean number of steps over ranks: at the end of this rank's first step, and at
+        the last end of a step at which all ranks had steps to take."""
 
-    def end_step(self, now_s: float, mean_steps: float) -> None:
-        """Record the end of a step. `mean_steps` is how many steps a rank has taken, on average."""
-        if not self._ends_s:
-            self._first_steps = mean_steps
+    def end_step(self, now_s: float, mean_steps: float, *, is_any_done: bool = False) -> None:
+        """Record the end of a step. `mean_steps` is how many steps a rank has taken, on average.
+
+        `is_any_done` says whether a rank has taken all its steps. What the others then do is not
+        the pace of all.
+        """
         self._ends_s.append(now_s)
-        self._mean_steps = mean_steps
+        if len(self._counts) < 2 or not is_any_done:
+            self._counts[1:] = [(now_s, mean_steps)]
 
     @property
-    def _since_first_s(self) -> float:
+    def since_first_s(self) -> float:
+        """The time from the end of this rank's first step to that of its last."""
         return self._ends_s[-1] - self._ends_s[0] if self._ends_s else 0.0
 
     @property
     def samples_per_s(self) -> float:
-        """Samples per second of all ranks together; 0 before the second step."""
+        """Samples per second of all ranks together, so far; 0 before the second step."""
+        if len(self._counts) < 2:
+            return 0.0
+        (start_s, first_steps), (end_s, last_steps) = self._counts
+        return self._batch * (last_steps - first_steps) / (end_s - start_s)
+
+    def own_samples_per_s(self, samples: float) -> float:
+        """Return the samples per second of this rank alone, which has `samples` in a step."""
         if len(self._ends_s) < 2:
             return 0.0
-        return self._batch * (self._mean_steps - self._first_steps) / self._since_first_s
+        return samples * (len(self._ends_s) - 1) / self.since_first_s
 
     def exposed(self, waited_s: float) -> float:
         """Return the share of the time since the first step that was spent waiting."""
         if len(self._ends_s) < 2:
             return 0.0
-        return min(1.0, waited_s / self._since_first_s)
+        return min(1.0, waited_s / self.since_first_s)
 
-    def to_json_dict(self, waited_s: float) -> dict[str, float]:
+    def to_json_dict(self, waited_s: float, input_waited_s: float) -> dict[str, float]:
         """Return what a line of metrics.jsonl says of it."""
         # Rounded well below what repeats from run to run, to keep lines short.
-        exposed = round(self.exposed(waited_s), 5)
-        return {"samples_per_s": round(self.samples_per_s, 3), "exposed_communication": exposed}
+        return {
+            "samples_per_s": round(self.samples_per_s, 3),
+            "exposed_communication": round(self.exposed(waited_s), 5),
+            "exposed_input": round(self.exposed(input_waited_s), 5),
+        }
 
     def median_step_s(self) -> float | None:
         """Return the median time of a step; None before the second."""
@@ -77,9 +92,9 @@ class RankSteps:
 def samples_per_s_of(ranks: Sequence[RankSteps]) -> float:
     """Return the samples per second of all ranks together, on one clock.
 
-    As `Pace` counts them, on the fastest rank: from the first end of a step until a rank has taken
-    all its steps. After that ranks have nothing to do, because runs are short, not because they
-    are slow. If ranks took one step only, time counts from its beginning.
+    They count from the first end of a step until a rank has taken all its steps. After that ranks
+    have nothing to do, because runs are short, not because they are slow. If ranks took one
+    step only, time counts from its beginning.
     """
     taken = [rank for rank in ranks if rank.ends_s]
     if not taken:

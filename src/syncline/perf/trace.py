@@ -2,31 +2,46 @@
 
 A task belongs to a rank, a lane, a kind, a bucket and a step. On the compute lane tasks follow one
 another; on the comm lane several may be under way at once. `after` names the tasks whose end a
-task waited for, so a trace is also a task graph with measured times (Shi et al. 2018, arXiv
-1805.03812).
+task waited for before it began, so a trace is a task graph with measured times (Shi et al. 2018,
+arXiv 1805.03812). A task of the comm lane waits for other ranks in its middle as well: it is
+divided into parts, and parts of one exchange have the same id on all ranks that take part in it.
 
-The file is JSON lines: a first line that names the format, then one list per task, sorted by rank
-and number. Equal traces give equal bytes.
+The file is JSON lines (docs/traces.md): a header, then one list per task, sorted by rank and
+number. Equal traces give equal bytes. A file whose name ends in .gz is compressed.
 """
 
 from __future__ import annotations
 
-import itertools
+import gzip
 import json
 import math
-import time
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from syncline.errors import ConfigError
 from syncline.files import write_atomically
 
-FORMAT = {"format": "syncline-trace", "version": 1}
+FORMAT, VERSION = "syncline-trace", 2
 
 TaskId = tuple[int, int]
 """A task of any rank: the rank, and the task's number there."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A part of a task; it begins where the part before it ends, or with the task."""
+
+    kind: str
+    end_s: float
+    num_bytes: int = 0
+    """What the rank handed to its peers for it, as `Traffic` counts."""
+    exchange: str = ""
+    """The id of its collective, or of its call to another rank; empty if it belongs to none."""
+    peers: tuple[int, ...] = ()
+    """The ranks that it received from, if not from all members of the collective."""
 
 
 class Task(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -44,117 +59,75 @@ class Task(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     start_s: float
     end_s: float
     after: tuple[TaskId, ...] = ()
+    parts: tuple[Part, ...] = ()
 
-    def earlier_by(self, seconds: float) -> Task:
-        """Return the same task on a clock that began `seconds` later."""
-        start_s, end_s = self.start_s - seconds, self.end_s - seconds
-        return msgspec.structs.replace(self, start_s=start_s, end_s=end_s)
+    def spans(self) -> Iterable[tuple[Part, float]]:
+        """Yield each part and when it began."""
+        start_s = self.start_s
+        for part in self.parts:
+            yield part, start_s
+            start_s = part.end_s
 
 
-class Recorder:
-    """Collects the tasks of one rank.
+class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the ranks' clocks were made one: what was added to each, and how wrong that may be.
 
-    Counting and appending are atomic, so both lanes may write. The compute lane of a real run
-    reports moments, not tasks: `begin_forward`, `reach` for each bucket, `begin_backward`, `leave`
-    for each bucket. Each moment ends the current task, and each task comes after the previous one.
+    Offsets are in seconds, by rank, when the trace begins and when it ends. The true offset lies
+    within `error_s` of the one that was used.
     """
 
-    def __init__(self, rank: int, now: Callable[[], float] = time.perf_counter) -> None:
-        self.rank = rank
-        self.tasks: list[Task] = []
-        self.last: dict[tuple[str, int], int] = {}
-        """The number of the last task of a kind and bucket."""
-        self._now = now
-        self._numbers = itertools.count()
-        self._is_forward = False
-        self._bucket = -1
-        self._step = 0
-        self._since_s: float | None = None
-        """When the compute lane's current task began; None if that is not known."""
-        self._previous: tuple[TaskId, ...] = ()
+    offsets_s: tuple[tuple[float, float], ...] = ()
+    error_s: float = 0.0
+    latency_s: float = 0.0
+    """Half the shortest round trip that was seen between two machines."""
 
-    def add(
-        self,
-        lane: str,
-        kind: str,
-        bucket: int,
-        step: int,
-        start_s: float,
-        after: tuple[TaskId, ...] = (),
-    ) -> int:
-        """Record a task that ends now; return its number."""
-        end_s = self._now()
-        number = next(self._numbers)
-        self.tasks.append(Task(self.rank, number, lane, kind, bucket, step, start_s, end_s, after))
-        self.last[kind, bucket] = number
-        return number
 
-    def after(self, *tasks: tuple[str, int]) -> tuple[TaskId, ...]:
-        """Return this rank's last task of each kind and bucket that has one."""
-        rank, last = self.rank, self.last
-        return tuple([(rank, last[task]) for task in tasks if task in last])
+class BucketFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One bucket: its bytes, and the parameters in it."""
 
-    # Moments of the compute lane.
+    num_bytes: int
+    parameters: tuple[str, ...]
 
-    def begin_forward(self) -> None:
-        self._is_forward = True
-        self._bucket = -1
-        self._since_s = None
 
-    def reach(self, bucket: int, step: int) -> None:
-        """Note that forward uses a bucket. Using an earlier bucket again begins no new task."""
-        if self._is_forward and (self._since_s is None or bucket > self._bucket):
-            if bucket > self._bucket:
-                self.pause()
-                self._bucket, self._step = bucket, step
-            self._since_s = self._now()
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was run, on what, and how its times are to be read."""
 
-    def pause(self) -> None:
-        """Note that the compute lane is about to wait, which does not count as forward."""
-        if self._is_forward and self._since_s is not None:
-            self.follow("forward", self._bucket, self._step, self._since_s)
-            self._since_s = None
-
-    def waited(self, bucket: int, step: int, start_s: float) -> None:
-        """Record that the compute lane has waited until a bucket was gathered."""
-        self.follow("wait", bucket, step, start_s, self.after(("gather", bucket)))
-        # The time before this wait belongs to no bucket's backward: drop it.
-        if self._since_s is not None:
-            self._since_s = self._now()
-
-    def begin_backward(self) -> None:
-        """Note that forward is over and backward begins."""
-        self.pause()
-        self._is_forward = False
-        self._since_s = self._now()
-
-    def leave(self, bucket: int, step: int) -> None:
-        """Note that backward has finished a bucket."""
-        if not self._is_forward and self._since_s is not None:
-            self.follow("backward", bucket, step, self._since_s)
-            self._since_s = self._now()
-
-    def drop_open_task(self) -> None:
-        """Do not record the current task: it mixes work that cannot be told apart."""
-        self._is_forward = False
-        self._since_s = None
-
-    def follow(
-        self, kind: str, bucket: int, step: int, start_s: float, after: tuple[TaskId, ...] = ()
-    ) -> None:
-        """Record a task of the compute lane, after the lane's previous task."""
-        number = self.add("compute", kind, bucket, step, start_s, (*self._previous, *after))
-        self._previous = ((self.rank, number),)
+    format: str = FORMAT
+    version: int = VERSION
+    syncline: str = ""
+    torch: str = ""
+    clock: str = "measured"
+    """"measured" or "virtual"."""
+    strategy: str = ""
+    machines: tuple[tuple[int, ...], ...] = ()
+    """The ranks of each machine."""
+    shards: int = 0
+    samples: int = 0
+    """Samples of a shard."""
+    first_step: int = 0
+    steps: int = 0
+    """The number of the first step, and how many there are."""
+    sent_bytes: tuple[int, ...] = ()
+    """What each rank handed to its peers in steps, as counted; by rank."""
+    buckets: tuple[BucketFacts, ...] = ()
+    clocks: Clocks = Clocks()
+    job: str = ""
+    """The job, as TOML."""
+    cluster: dict[str, Any] | None = None
 
 
 class Trace(msgspec.Struct, frozen=True):
     """The tasks of all ranks."""
 
     tasks: tuple[Task, ...]
+    header: Header = Header()
 
     def to_bytes(self) -> bytes:
         """Return the file's bytes, sorted by rank and number; floats as `repr`, without loss."""
-        rows = [FORMAT, *(msgspec.structs.astuple(task) for task in self._sorted())]
+        rows = [
+            msgspec.to_builtins(self.header),
+            *(msgspec.to_builtins(task) for task in self._sorted()),
+        ]
         lines = (json.dumps(row, allow_nan=False, separators=(",", ":")) for row in rows)
         return "".join(f"{line}\n" for line in lines).encode()
 
@@ -162,10 +135,7 @@ class Trace(msgspec.Struct, frozen=True):
     def from_bytes(cls, data: bytes, source: str = "the trace") -> Trace:
         """Read what `to_bytes` returned. Errors name it `source`."""
         lines = data.split(b"\n")
-        if _is_other(lines[0]):
-            raise ConfigError(
-                source, "this is no trace of ours", "its first line says what it is", _WAY_OUT
-            )
+        header = _header_of(lines[0], source)
         if lines.pop() != b"":
             raise _damaged(source, len(lines) + 1, "it is cut short")
         decoder = msgspec.json.Decoder(Task)
@@ -176,11 +146,14 @@ class Trace(msgspec.Struct, frozen=True):
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise _damaged(source, number, str(error)) from None
         _check(tasks, source)
-        return cls(tuple(tasks))
+        return cls(tuple(tasks), header)
 
     def write(self, path: str | Path) -> None:
-        """Write a file, whole or not at all."""
-        write_atomically(Path(path), self.to_bytes())
+        """Write a file, whole or not at all; compressed if its name ends in .gz."""
+        data = self.to_bytes()
+        if str(path).endswith(".gz"):
+            data = gzip.compress(data, 6, mtime=0)  # no time: equal traces give equal bytes
+        write_atomically(Path(path), data)
 
     @classmethod
     def read(cls, path: str | Path) -> Trace:
@@ -192,6 +165,13 @@ class Trace(msgspec.Struct, frozen=True):
             raise ConfigError(
                 str(path), f"cannot be read ({reason})", "a trace is a file", _WAY_OUT
             ) from None
+        if data.startswith(b"\x1f\x8b"):
+            try:
+                data = gzip.decompress(data)
+            except (OSError, EOFError, zlib.error):
+                raise ConfigError(
+                    str(path), "it cannot be decompressed", "a .gz file is whole", _AGAIN
+                ) from None
         return cls.from_bytes(data, str(path))
 
     def _sorted(self) -> list[Task]:
@@ -199,13 +179,36 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 _WAY_OUT = "Give the path of a file that `syncline train --trace FILE` wrote."
+_AGAIN = "It is damaged: write it once more."
 
 
-def _is_other(line: bytes) -> bool:
+class _Kind(msgspec.Struct):
+    """What the first line says of itself, in any version."""
+
+    format: str = ""
+    version: int = 0
+
+
+def _header_of(line: bytes, source: str) -> Header:
     try:
-        return bool(msgspec.json.decode(line) != FORMAT)
+        kind = msgspec.json.decode(line, type=_Kind)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return True
+        kind = _Kind()
+    if kind.format != FORMAT:
+        raise ConfigError(
+            source, "this is no trace of ours", "its first line says what it is", _WAY_OUT
+        )
+    if kind.version != VERSION:
+        raise ConfigError(
+            source,
+            f"this is a trace of format version {kind.version}",
+            f"this version of syncline reads version {VERSION}",
+            "Record the run again, or read it with the version of syncline that wrote it.",
+        )
+    try:
+        return msgspec.json.decode(line, type=Header)
+    except msgspec.DecodeError as error:
+        raise _damaged(source, 1, str(error)) from None
 
 
 def _check(tasks: Iterable[Task], source: str) -> None:
@@ -222,6 +225,10 @@ def _check(tasks: Iterable[Task], source: str) -> None:
             raise _damaged(source, line, f"a task from {task.start_s} to {task.end_s} s")
         if missing:
             raise _damaged(source, line, f"it comes after {missing[0]}, which is not there")
+        if any(not start_s <= part.end_s for part, start_s in task.spans()):
+            raise _damaged(source, line, "a part ends before it begins")
+        if task.parts and task.parts[-1].end_s != task.end_s:
+            raise _damaged(source, line, "its parts do not end where it ends")
         before = here
 
 
@@ -230,5 +237,5 @@ def _damaged(source: str, line: int, found: str) -> ConfigError:
         f"{source}, line {line}",
         found,
         "a trace has one whole task in each line after the first",
-        "It is damaged: write it once more.",
+        _AGAIN,
     )

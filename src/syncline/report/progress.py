@@ -31,7 +31,7 @@ class HasJson(Protocol):
 
 
 class Progress(Protocol):
-    """What a training loop reports. `exposed_communication` is a share of time, 0 to 1."""
+    """What a training loop reports. What is exposed is a share of time, 0 to 1."""
 
     def start(self, job: Job, plan_lines: list[str]) -> None: ...
 
@@ -42,6 +42,7 @@ class Progress(Protocol):
         loss: float,
         samples_per_s: float,
         exposed_communication: float,
+        exposed_input: float = 0.0,
     ) -> None: ...
 
     def evaluated(self, step: int, loss: float, accuracy: float | None) -> None: ...
@@ -73,6 +74,7 @@ class SilentProgress:
         loss: float,
         samples_per_s: float,
         exposed_communication: float,
+        exposed_input: float = 0.0,
     ) -> None: ...
 
     def evaluated(self, step: int, loss: float, accuracy: float | None) -> None: ...
@@ -104,13 +106,15 @@ class LineProgress:
         loss: float,
         samples_per_s: float,
         exposed_communication: float,
+        exposed_input: float = 0.0,
     ) -> None:
         self._pace.first_step(step)
         now_s = self._clock()
         if now_s < self._next_s and step != total:
             return
         self._next_s = now_s + _LINE_EVERY_S
-        figures = _figures(loss, samples_per_s, exposed_communication, "exposed communication")
+        exposed = f"{exposed_communication:.0%} exposed communication"
+        figures = _figures(loss, samples_per_s, exposed, exposed_input)
         left = self._pace.time_left(step, total)
         self.note(f"step {step}/{total}  {figures}" + (f"  {left} left" if left else ""))
 
@@ -157,6 +161,7 @@ class BarProgress:
         loss: float,
         samples_per_s: float,
         exposed_communication: float,
+        exposed_input: float = 0.0,
     ) -> None:
         self._pace.first_step(step)
         now_s = self._clock()
@@ -166,11 +171,12 @@ class BarProgress:
         if not self._is_open:
             self._open(total)
         left = self._pace.time_left(step, total)
+        exposed = f"{exposed_communication:.0%} exposed"
         self._bar.update(
             self._task,
             completed=step,
             total=total,
-            figures=_figures(loss, samples_per_s, exposed_communication, "exposed"),
+            figures=_figures(loss, samples_per_s, exposed, exposed_input),
             left=f"{left} left" if left else "",
         )
         self._bar.refresh()
@@ -241,9 +247,11 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
 
 
-def _figures(loss: float, samples_per_s: float, exposed: float, exposed_label: str) -> str:
+def _figures(loss: float, samples_per_s: float, exposed: str, exposed_input: float) -> str:
+    """Return the figures of a step; waiting for input is shown where it takes a per cent."""
     rate = f"{samples_per_s:,.0f}" if samples_per_s >= 10 else f"{samples_per_s:.1f}"
-    return f"loss {loss:.4f}  {rate} samples/s  {exposed:.0%} {exposed_label}"
+    waiting = f"  {exposed_input:.0%} waiting for input" if exposed_input >= 0.005 else ""
+    return f"loss {loss:.4f}  {rate} samples/s  {exposed}{waiting}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -16,6 +16,9 @@ _SHOWN: dict[str, tuple[str, Callable[[Any], str]]] = {
     "accuracy": ("accuracy", lambda value: f"{value:.2%}"),
     "samples_per_s": ("samples/s", lambda value: f"{value:,.0f}"),
     "exposed_communication": ("exposed communication", lambda value: f"{value:.1%}"),
+    "exposed_input": ("waiting for input", lambda value: f"{value:.1%}"),
+    "peak_memory_bytes": ("peak memory, largest rank", lambda value: f"{value / 1e6:,.0f} MB"),
+    "mean_peak_memory_bytes": ("peak memory, mean", lambda value: f"{value / 1e6:,.0f} MB"),
     "weights_sha256": ("weights (SHA-256)", str),
 }
 

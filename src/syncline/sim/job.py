@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,13 +14,14 @@ from torch import nn
 
 from syncline import workload as workload_files
 from syncline.cluster import Cluster, conditions_of
-from syncline.config import Job, printable
+from syncline.config import Job, job_to_toml, printable
 from syncline.data import DataSet, Facts
 from syncline.engine.optimizer import snapshot
 from syncline.engine.told_settings import flatten
 from syncline.errors import ConfigError
 from syncline.measure.derive import derive
 from syncline.own_functions import is_own
+from syncline.perf.trace import Trace
 from syncline.recipe import build_model, build_optimizer, describe_data
 from syncline.sim.learn import Learning
 from syncline.sim.run import Outcome, simulate
@@ -37,16 +39,19 @@ def simulate_job(
     learns: bool = False,
     steps: int = STEPS,
     workload: Workload | None = None,
+    traces: bool = False,
     on_step: Callable[[int], None] = lambda step: None,
 ) -> Outcome:
     """Return how a resolved job would run on a cluster.
 
     With `learns` the ranks compute on the job's data, for all of the job's steps; otherwise only
     sizes are simulated, for `steps` steps, and nothing is loaded. `workload` is None to count the
-    model's operations (`find_workload`). `on_step` is called after every step of rank 0.
+    model's operations (`find_workload`). `traces` asks for a trace. `on_step` is called after every
+    step of rank 0.
     """
     settings, bucket_bytes = job.strategy, job.strategy.bucket_bytes
     assert settings.shards is not None
+    assert job.data.prefetch != "auto"
     learning = Learning(job) if learns else None
     if learning is None:
         workload = workload or find_workload(job, cluster)
@@ -54,7 +59,7 @@ def simulate_job(
         workload = _derive(job, cluster, learning.model, learning.data)
     else:
         _check_fits(workload, learning.parameters)
-    return simulate(
+    found = simulate(
         workload,
         cluster,
         functools.partial(make_strategy, settings.name, settings.settings, job.run.seed),
@@ -64,12 +69,20 @@ def simulate_job(
         overlap=None if settings.overlap == "auto" else settings.overlap,
         algorithm=job.cluster.algorithm,
         links=job.cluster.links,
+        workers=job.data.workers,
+        prefetch=job.data.prefetch,
         conditions=conditions_of(job.cluster, job.run.seed, job.faults),
         learning=learning,
         num_settings=num_settings(job),
+        state_copies=state_copies(job),
         clips=job.optimizer.clip_norm is not None,
+        traces=traces,
         on_step=on_step,
     )
+    if found.trace is None:
+        return found
+    header = msgspec.structs.replace(found.trace.header, job=job_to_toml(job))
+    return dataclasses.replace(found, trace=Trace(found.trace.tasks, header))
 
 
 def find_workload(job: Job, cluster: Cluster, path: Path | None = None) -> Workload:
@@ -141,3 +154,13 @@ def _check_fits(workload: Workload, parameters: Mapping[str, torch.Tensor]) -> N
 def num_settings(job: Job) -> int:
     """Return how many numbers the settings of the job's optimizer have."""
     return len(flatten(snapshot(build_optimizer(job.optimizer, nn.Linear(1, 1)))))
+
+
+def state_copies(job: Job) -> int:
+    """Return how many numbers the job's optimizer keeps for each parameter, from a trial step."""
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = build_optimizer(job.optimizer, nn.ParameterList([parameter]))
+    parameter.grad = torch.zeros(2)
+    optimizer.step()
+    state = optimizer.state[parameter].values()
+    return sum(isinstance(one, torch.Tensor) and one.shape == parameter.shape for one in state)

@@ -28,7 +28,7 @@ from syncline.engine.optimizer_trial import find_reach
 from syncline.engine.told_settings import flatten, told_to_servers
 from syncline.evaluation import evaluate_alone
 from syncline.losses import loss_of
-from syncline.recipe import Order, build_model, build_optimizer, learning_rate, load_data
+from syncline.recipe import Order, build_model, build_optimizer, load_data, set_learning_rate
 from syncline.sim.rank import VirtualRank
 
 
@@ -206,9 +206,8 @@ class RankLearner:
 
     def settings(self, step: int) -> ParamGroups:
         learning = self._learning
-        settings = learning.job.optimizer
-        for group in learning.optimizer.param_groups:
-            group["lr"] = learning_rate(settings, step, learning.order.total)
+        total = learning.order.total
+        set_learning_rate(learning.optimizer, learning.job.optimizer, step, total)
         return snapshot(learning.optimizer)
 
     def flags(self) -> list[float]:

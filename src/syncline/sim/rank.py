@@ -28,7 +28,8 @@ from syncline.engine.memory import make_buckets, open_shard, shapes_of
 from syncline.engine.share import Share
 from syncline.engine.steps import Steps
 from syncline.perf.pace import RankSteps
-from syncline.perf.trace import Recorder
+from syncline.perf.recorder import Recorder
+from syncline.sim.input import VirtualInput
 from syncline.sim.lane import VirtualLane
 from syncline.sim.learner import Learner
 from syncline.sim.setting import Setting
@@ -50,9 +51,9 @@ class VirtualRank:
         setting: Setting,
         slots: Sequence[Slot],
         learner: Learner | None,
-        recorder: Recorder,
+        recorder: Recorder | None,
     ) -> None:
-        """`slots` are by number."""
+        """`slots` are by number. Tasks are recorded if there is a recorder."""
         self.rank = number
         self.world = world
         self.strategy = strategy
@@ -61,6 +62,7 @@ class VirtualRank:
         self.learner = learner
         self.recorder = recorder
         self.buckets: Sequence[Bucket] = ()
+        self.optimizers: list[TimedOptimizer] = []
         self.total_steps: int | None = setting.steps
         self.comm = world.communicator(number)
         self.began_s = 0.0
@@ -78,10 +80,15 @@ class VirtualRank:
         self.on_step: Callable[[int], None] = lambda step: None
         self.share = Share(setting.plan, self.comm)
         self._sizes_only: SizesOnly | None = None
-        self._loaded_s = 0.0
+        self.input_waited_s = 0.0
+        """How long the compute lane waited for input, from the second step on."""
+        self._input = VirtualInput(setting.loading)
         self._clock = world.clock
         self._me = world.endpoints[number]
-        self._timing = VirtualTiming(world, number, recorder)
+        if recorder is not None:
+            recorder.last_step = setting.steps - 1
+            self.comm.traffic.recorder = recorder
+        self._timing = VirtualTiming(world, number)
         self._lane = VirtualLane(world.clock, self._me)
 
     # What strategies use.
@@ -95,7 +102,9 @@ class VirtualRank:
             inner = self.learner.optimizer_of(bucket, parameters, gradient, low, high)
         size_bytes = (high - low) * bucket.dtype.itemsize
         seconds = size_bytes / self.world.cluster.update_bytes_per_s
-        return TimedOptimizer(self._me, inner, seconds)
+        found = TimedOptimizer(self._me, inner, seconds, size_bytes)
+        self.optimizers.append(found)
+        return found
 
     def flat_buffers(self) -> torch.Tensor:
         """Return a copy of all buffers, flat."""
@@ -188,7 +197,6 @@ class VirtualRank:
                 self._lane.stop()
                 self.world.die(self._me, f" (died at step {step})")
                 return
-            self._load(step)
             pause_s = conditions.pause_s(self.rank, step)
             if pause_s:
                 self._spend("pause", -1, step, pause_s)
@@ -259,19 +267,19 @@ class VirtualRank:
     def _note_bytes(self, done: int) -> None:
         self.sent_bytes_at[done] = self.comm.traffic.step_bytes
 
-    def _load(self, step: int) -> None:
-        """Wait for the step's input, which is loaded during the previous step."""
-        input_s = self.setting.input_s * len(self.share.mine)
-        if input_s:
-            started = self._clock.now_s
-            self._loaded_s = max(started, self._loaded_s + input_s)
-            if self._loaded_s > started:
-                self._spend("input", -1, step, self._loaded_s - started)
+    def _wait_for_input(self, step: int) -> None:
+        """Wait until the next shard's batch is loaded."""
+        if self.setting.loading.input_s:
+            wait_s = self._input.take(self._clock.now_s)
+            if wait_s:
+                self.input_waited_s += wait_s if step else 0.0
+                self._spend("input", -1, step, wait_s)
 
     def _compute(self, step: int, factor: float) -> None:
         """Run forward and backward of every shard; send buckets as the last shard finishes them."""
         mine = self.share.mine
         for shard in mine:
+            self._wait_for_input(step)
             open_shard(self.buckets, shard)
             for bucket, (forward_s, _) in zip(self.buckets, self._times, strict=True):
                 if bucket.is_in_flight:
@@ -326,7 +334,8 @@ class VirtualRank:
         started = self._clock.now_s
         if seconds:
             self._clock.sleep(seconds)
-        self.recorder.follow(kind, bucket, step, started)
+        if self.recorder is not None:
+            self.recorder.follow(kind, bucket, step, started)
 
 
 def _no_settings() -> ParamGroups:

@@ -24,12 +24,16 @@ from syncline.engine.share import make_plan, world_of
 from syncline.errors import PeerGone, RankDied
 from syncline.faults import Conditions
 from syncline.perf.pace import samples_per_s_of
-from syncline.perf.trace import Recorder, Trace
+from syncline.perf.recorder import Recorder
+from syncline.perf.trace import Trace
 from syncline.result import CurvePoint, RunResult
+from syncline.sim.input import Loading
 from syncline.sim.learn import Learning, RankLearner
+from syncline.sim.memory import RankMemory, memory_of
 from syncline.sim.rank import VirtualRank
 from syncline.sim.setting import Setting
 from syncline.sim.sizes_only import WithoutNumbers
+from syncline.sim.traced import trace_of
 from syncline.sizes import Size
 from syncline.strategies import make_strategy
 from syncline.virtual.clock import Clock
@@ -55,7 +59,8 @@ class Outcome(RunResult):
     carried_bytes: dict[Port, float]
     """How many bytes each port carried in all."""
     wall_s: float
-    trace: Trace
+    trace: Trace | None
+    """Every task of every rank, if it was asked for."""
     places: Layout
     """How the parameters lie in buckets on rank 0."""
     links: LinkModel
@@ -91,17 +96,23 @@ def simulate(
     conditions: Conditions | None = None,
     learning: Learning | None = None,
     num_settings: int = 0,
+    state_copies: int = 0,
     clips: bool = False,
     keeps_messages: bool = False,
+    traces: bool = False,
     links: LinkModel = "exact",
+    workers: int = 0,
+    prefetch: int = 0,
     on_step: Callable[[int], None] = lambda step: None,
 ) -> Outcome:
     """Run all ranks of a cluster through some steps; `workload` is one shard of one step.
 
     With `learning` the ranks compute on its data, otherwise only sizes are simulated; then
     `num_settings` is how many numbers the optimizer's settings have, and `clips` says whether
-    gradients are clipped. `on_step` is called after every step of rank 0. `links` chooses the model
-    of links that messages share: with "fast" ones many ranks are simulated sooner, not exactly.
+    gradients are clipped. The optimizer keeps `state_copies` numbers for each parameter. `traces`
+    asks for a trace; `on_step` is called after every step of rank 0. `links` chooses the model of
+    links that messages share: with "fast" ones many ranks are simulated sooner, not exactly.
+    On each rank `workers` processes, or one thread, load up to `prefetch` batches ahead of use.
     """
     make = strategy if callable(strategy) else functools.partial(make_strategy, strategy)
     strategies = [make() for _ in range(cluster.ranks)]
@@ -133,7 +144,11 @@ def simulate(
         overlap=overlap,
         bucket_bytes=bucket_bytes,
         cores=cluster.cores or cluster.ranks_per_machine,
-        input_s=workload.input_s * own.num_workers(cluster.ranks) / shards,
+        loading=Loading(
+            input_s=workload.input_s * own.num_workers(cluster.ranks) / shards,
+            workers=workers,
+            prefetch=prefetch,
+        ),
         num_told=(learning.num_settings if learning is not None else num_settings)
         + workload.num_counters,
         num_statistics=workload.num_statistics,
@@ -159,7 +174,7 @@ def simulate(
             if learning is not None
             else [Slot(s.name, p, s.number) for s, p in zip(by_number, parameters, strict=True)],
             RankLearner(learning) if learning is not None else None,
-            Recorder(number, now=lambda: clock.now_s),
+            Recorder(number, now=lambda: clock.now_s) if traces else None,
         )
         if number == 0:
             rank.on_step = on_step
@@ -177,9 +192,9 @@ def simulate(
                 error.rank,
                 f"rank {error.rank} is gone{how}, and the others cannot go on: it held strips.",
             ) from None
-    return _outcome(
-        world, workload, shards, setting, ranks, time.perf_counter() - started, learning
-    )
+    wall_s = time.perf_counter() - started
+    memory = [memory_of(rank, workload, state_copies) for rank in ranks]
+    return _outcome(world, workload, shards, setting, ranks, wall_s, learning, memory)
 
 
 @contextlib.contextmanager
@@ -219,6 +234,7 @@ def _outcome(
     ranks: list[VirtualRank],
     wall_s: float,
     learning: Learning | None,
+    memory: Sequence[RankMemory],
 ) -> Outcome:
     cluster, steps = world.cluster, setting.steps
     # A rank that died has taken fewer steps than the others; a rank that only serves, none.
@@ -231,10 +247,13 @@ def _outcome(
     ] or [rank.step_ends_s[0] - rank.began_s for rank in ranks if rank.step_ends_s]
     update_s = workload.size_bytes / cluster.update_bytes_per_s
     compute_s = workload.forward_s + workload.backward_s
-    alone_s = max(shards * compute_s + update_s, shards * setting.input_s)
+    alone_s = setting.loading.step_alone_s(shards, compute_s, update_s, steps)
     samples = workload.samples or 1
     at_work = [r for r in ranks if r.share.mine and not world.endpoints[r.rank].died]
     total_s = sum(rank.ended_s for rank in at_work)
+    # As a real rank counts it: from the end of its first step, since nothing hides the first input.
+    input_waited_s = sum(rank.input_waited_s for rank in at_work)
+    later_s = sum(rank.ended_s - rank.step_ends_s[0] for rank in at_work)
     carried = world.links.carried
     found: dict[str, object] = {}
     if learning is not None:
@@ -273,16 +292,21 @@ def _outcome(
         exposed_communication=sum(rank.steps.waited_s for rank in at_work) / total_s
         if total_s
         else 0.0,
+        exposed_input=input_waited_s / later_s if later_s else 0.0,
+        input_wait_s=input_waited_s / max(1, (steps - 1) * len(at_work)),
         layout=ranks[0].layout.to_json_dict(),
         places=ranks[0].layout,
         sent_bytes=statistics.mean(rank.comm.traffic.step_bytes for rank in ranks) / steps,
+        peak_memory_bytes=max(one.peak_bytes for one in memory),
+        mean_peak_memory_bytes=statistics.fmean(one.peak_bytes for one in memory),
+        memory_share_bytes=statistics.fmean(one.share_bytes for one in memory),
         step_ends_s=tuple(ends),
         carried_bytes=carried,
         wall_s=wall_s,
         links="fast" if isinstance(world.links, FastLinks) else "exact",
         messages=tuple(rank.comm.traffic.log or [] for rank in ranks),
         strategy=ranks[0].report(),
-        trace=Trace(tuple(task for rank in ranks for task in rank.recorder.tasks)),
+        trace=trace_of(ranks, shards, samples) if ranks[0].recorder is not None else None,
         **found,  # type: ignore[arg-type]
     )
 

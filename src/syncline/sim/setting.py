@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from syncline.contract import Plan
 from syncline.faults import Conditions
+from syncline.sim.input import Loading
 from syncline.sizes import Size
 
 
@@ -26,8 +27,7 @@ class Setting:
     bucket_bytes: int
     cores: int
     """Cores of a machine."""
-    input_s: float = 0.0
-    """Seconds to load one shard."""
+    loading: Loading = field(default_factory=Loading)
     num_told: int = 0
     """How many numbers workers tell ranks that only serve: settings and counters."""
     num_statistics: int = 0

@@ -33,7 +33,8 @@ class SizesOnly:
     def clip(self) -> None:
         """Exchange as many bytes as clipping does. Runs on the comm lane."""
         assert self._squares is not None
-        self._comm.all_reduce(self._squares)
+        with self._comm.traffic.task("clip", after="reduce"):
+            self._comm.all_reduce(self._squares)
 
     def end_step(self, comm: Communicator, others_changed: bool) -> Iterable[None]:
         return ()

@@ -9,15 +9,24 @@ now and then: a lost rank ends the run.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from syncline.comm.base import Communicator, mean_over, small_sum
+from syncline.comm.base import Communicator, small_sum, tell_all
 from syncline.comm.meeting import Meeting
 from syncline.comm.window import Functions, Window
-from syncline.contract import Family, Model, Plan, Saved, WholeValues, World, deal
+from syncline.contract import (
+    MOST_FIGURES,
+    Family,
+    Model,
+    Plan,
+    Saved,
+    WholeValues,
+    World,
+    deal,
+)
 from syncline.engine.bucket import Bucket, view_of
 from syncline.engine.state import State
 from syncline.errors import PeerGone
@@ -107,7 +116,7 @@ class OwnReplicas:
         self._snapshot: dict[str, torch.Tensor] = {}
         self._buffers = model.flat_buffers()
         self._statistics = comm.window(self._buffers.numel(), torch.float64, {})
-        self._number = comm.window(1, torch.float64, {})
+        self._figures_told = comm.window(MOST_FIGURES, torch.float64, {})
         self.spread = 0.0
         """The mean square distance of the ranks' values to the last `mean`."""
 
@@ -143,7 +152,7 @@ class OwnReplicas:
             if positions is not None and position not in positions:
                 continue
             with contextlib.suppress(PeerGone):
-                weight = 1.0 if weights is None else _published_number(weights, position)
+                weight = 1.0 if weights is None else _published(weights, position)[0]
                 pending = window.get(position)
                 pending.wait()
                 total.add_(pending.values, alpha=weight)
@@ -206,13 +215,17 @@ class OwnReplicas:
         """Return the rank's own state as it was at the last meeting."""
         return self._snapshot
 
-    def mean_of(self, number: float) -> float:
-        mine = torch.tensor([number], dtype=torch.float64)
-        self.publish(self._number, mine)
+    def tell_figures(self, mine: Sequence[float]) -> list[list[float]]:
+        told = torch.zeros(MOST_FIGURES, dtype=torch.float64)
+        told[: len(mine)] = torch.tensor(mine, dtype=torch.float64)
+        self.publish(self._figures_told, told)
         self.meeting.meet()
-        mean = float(self.mean(self._number, mine))
+        found = []
+        for position in self.meeting.living():
+            with contextlib.suppress(PeerGone):
+                found.append(_published(self._figures_told, position)[: len(mine)])
         self.meeting.meet()
-        return mean
+        return found
 
     def stay(self) -> None:
         """Serve until each other rank has left or only serves; join in when they gather."""
@@ -252,13 +265,13 @@ class OwnReplicas:
         return self._farewell.reached[rank] > 0
 
 
-def _published_number(window: Window, position: int) -> float:
-    """Return the number that a rank has published. Raises PeerGone."""
+def _published(window: Window, position: int) -> list[float]:
+    """Return the numbers that a rank has published. Raises PeerGone."""
     pending = window.get(position)
     pending.wait()
-    number = float(pending.values[0])
+    numbers: list[float] = pending.values.tolist()
     pending.release()
-    return number
+    return numbers
 
 
 class MeetingReplicas:
@@ -300,8 +313,8 @@ class MeetingReplicas:
     def read_state(self) -> State | None:
         return None
 
-    def mean_of(self, number: float) -> float:
-        return mean_over(self._comm, number)
+    def tell_figures(self, mine: Sequence[float]) -> list[list[float]]:
+        return tell_all(self._comm, mine)
 
     def meet(self) -> None:
         self._comm.barrier()

@@ -1,0 +1,350 @@
+"""Measured and simulated steps side by side: `python -m benchmarks.clocks` (as root).
+
+One job runs on both clocks: on four machines of the lab, and on the virtual clock. The machines
+have links of 1 Gbit/s; a network that sleeps takes as long to compute as the wire takes to carry
+its gradients and parameters. Data takes its time to be read, in line or ahead of use.
+
+What the simulator is told is known or was measured elsewhere, and stands here; nothing is fitted to
+the runs of this benchmark. Strategies are run in turn, in shuffled order, `--rounds` times. A step
+is the median of a rank's steps, and of the ranks; samples a second are those of all ranks.
+The table has the median run, the least and the most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.network import Lab, LabError, rate_bytes_per_s, why_not
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.channels import ArmFailed
+from benchmarks.command import end_cleanly, machine_facts, names
+from benchmarks.versions import TOP_FOLDER
+
+MACHINES = 4
+SIZE_BYTES, LAYERS = 25_000_000, 10
+"""At 1 Gbit/s; at other rates in proportion, so that the wire takes as long."""
+COMPUTE_S = 0.3
+"""As long as the wire: a rank sends 2 x 3/4 x 25 MB at 125 MB/s."""
+INPUT_S = 0.06
+"""To read a rank's batch."""
+SAMPLES = 4
+"""Of a rank's batch."""
+
+# What the simulator is told.
+PAYLOAD_SHARE = 1448 / 1514
+"""Of a frame, the payload of TCP: the rest are headers."""
+LATENCY_S = 8e-6
+"""Measured by `benchmarks/latency.py`: half a round trip of a byte between machines of the lab."""
+MESSAGE_S, COLLECTIVE_S = 17e-6, 7e-6
+"""Measured by `benchmarks/messages.py`, on the loopback device."""
+UPDATE_BYTES_PER_S = 6e9
+"""The preset's, measured on a core of such a machine."""
+
+ARMS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "alone": (1, ("strategy.name=synchronous",)),
+    "synchronous": (4, ("strategy.name=synchronous",)),
+    "all_reduce": (4, ("strategy.name=all_reduce",)),
+    "wait_free": (4, ("strategy.name=wait_free",)),
+    "merged": (4, ("strategy.name=merged",)),
+    "sync_server": (4, ("strategy.name=sync_server",)),
+    "gossip": (4, ("strategy.name=gossip",)),
+    "elastic": (4, ("strategy.name=elastic",)),
+    "server": (4, ("strategy.name=server",)),
+    "server, one dedicated": (3, ("strategy.name=server", "strategy.server.servers=1")),
+    "local, period 5": (4, ("strategy.name=local", "strategy.local.period=5")),
+}
+"""How many ranks compute, and the job's settings."""
+
+INPUTS: dict[str, tuple[str, ...]] = {
+    "none": ("data.options.sample_s=0.0", "cluster.input_s=0.0"),
+    "in line": ("data.prefetch=0",),
+    "ahead": ("data.workers=1", "data.prefetch=2"),
+}
+
+JOB = """
+[model]
+name = "benchmarks.clock_job:make"
+
+[model.options]
+size_bytes = {size_bytes}
+layers = {layers}
+compute_s = {compute_s}
+
+[data]
+name = "benchmarks.clock_job:samples"
+batch = 16
+
+[data.options]
+sample_s = {sample_s}
+
+[optimizer]
+lr = 1e-4
+
+[cluster]
+rate_bytes_per_s = {rate_bytes_per_s}
+latency_s = {latency_s}
+message_s = {message_s}
+collective_s = {collective_s}
+update_bytes_per_s = {update_bytes_per_s}
+input_s = {input_s}
+
+[run]
+ranks = {ranks}
+steps = 21
+"""
+
+
+def write_job(folder: Path, rate: str) -> tuple[Path, Path]:
+    """Write the job, and its network's times for the simulator."""
+    from syncline import workload
+    from syncline.sizes import Size
+
+    job, times = folder / "job.toml", folder / "workload.json"
+    elements = round(SIZE_BYTES * rate_bytes_per_s(rate) / rate_bytes_per_s("1gbit")) // LAYERS // 4
+    text = JOB.format(
+        size_bytes=4 * elements * LAYERS,
+        layers=LAYERS,
+        compute_s=COMPUTE_S,
+        sample_s=INPUT_S / SAMPLES,
+        rate_bytes_per_s=rate_bytes_per_s(rate) * PAYLOAD_SHARE,
+        latency_s=LATENCY_S,
+        message_s=MESSAGE_S,
+        collective_s=COLLECTIVE_S,
+        update_bytes_per_s=UPDATE_BYTES_PER_S,
+        input_s=INPUT_S,
+        ranks=MACHINES,
+    )
+    job.write_text(text)
+    forward_s, backward_s = COMPUTE_S / 3 / LAYERS, COMPUTE_S * 2 / 3 / LAYERS
+    layers = [workload.Layer(str(n), 4 * elements, forward_s, backward_s) for n in range(LAYERS)]
+    sizes = [Size(f"{n}.weight", n, elements, 4, "float32", True) for n in range(LAYERS)]
+    found = workload.Workload("sleeping", tuple(layers), INPUT_S, tuple(sizes), samples=SAMPLES)
+    workload.write(found, times)
+    return job, times
+
+
+def settings_of(arm: str, how: str, steps: int) -> list[str]:
+    workers, sets = ARMS[arm]
+    return [*sets, *INPUTS[how], f"data.batch={workers * SAMPLES}", f"run.steps={steps}"]
+
+
+def ranks_of(arm: str) -> int:
+    return 1 if arm == "alone" else MACHINES
+
+
+def simulate(
+    job_file: Path, times: Path, ranks: int, sets: Sequence[str], trace: Path | None
+) -> Any:
+    """Run the job on the virtual clock."""
+    from syncline.cluster import cluster_of
+    from syncline.config import read_job
+    from syncline.sim.job import find_workload, simulate_job
+
+    job = read_job(job_file, sets).resolved(ranks)
+    cluster = cluster_of(job.cluster, ranks)
+    shard = find_workload(job, cluster, times)
+    found = simulate_job(job, cluster, steps=job.run.steps or 0, workload=shard)
+    if trace is not None:
+        found.trace.write(trace)
+    return found
+
+
+class Machines:
+    """A process on each machine of a lab, which runs ranks when asked."""
+
+    def __init__(self, lab: Lab, log: Path) -> None:
+        self._lab, self._log = lab, log
+        source = str(TOP_FOLDER / "src")
+        env = {**os.environ, "PYTHONPATH": f"{source}:{TOP_FOLDER}", "OMP_NUM_THREADS": "1"}
+        with log.open("wb") as stderr:
+            self._workers = [
+                lab.popen(
+                    machine,
+                    [sys.executable, "-m", "benchmarks.clock_worker"],
+                    cwd=TOP_FOLDER,
+                    env=env,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=stderr,
+                    text=True,
+                )
+                for machine in range(lab.machines)
+            ]
+        self._port = 29600
+        for worker in self._workers:
+            self._read(worker)
+
+    def train(
+        self, job: Path, ranks: int, sets: Sequence[str], out: Path, trace: Path | None
+    ) -> Any:
+        """Train on the first `ranks` machines; return a summary, with the median step of ranks."""
+        self._port += 1
+        shared = {
+            **{"WORLD_SIZE": str(ranks), "GROUP_WORLD_SIZE": str(ranks)},
+            **{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+            **{"MASTER_ADDR": self._lab.address(0), "MASTER_PORT": str(self._port)},
+            **{"SYNCLINE_JOB": secrets.token_hex(4), "SYNCLINE_KEY": "00" * 16},
+        }
+        workers = self._workers[:ranks]
+        for rank, worker in enumerate(workers):
+            own = {"RANK": str(rank), "GROUP_RANK": str(rank)}
+            question = {"job": str(job), "sets": list(sets), "out": str(out / str(rank))}
+            question |= {"trace": str(trace) if trace else "", "environment": shared | own}
+            assert worker.stdin is not None
+            print(json.dumps(question), file=worker.stdin, flush=True)
+        answers = [json.loads(self._read(worker)) for worker in workers]
+        for rank, found in enumerate(answers):
+            if "error" in found:
+                raise ArmFailed(f"rank {rank}, {' '.join(sets)}:\n{found['error']}")
+        # A rank that only serves takes no steps of its own.
+        steps_s = [found["step_s"] for found in answers if found["step_s"]]
+        return answers[0] | {"step_s": statistics.median(steps_s)}
+
+    def _read(self, worker: subprocess.Popen[str]) -> str:
+        """Return a line of a worker. It ends at the latest when the ranks' own limits do."""
+        assert worker.stdout is not None
+        line = worker.stdout.readline()
+        if not line:
+            end = self._log.read_text(errors="replace")[-3000:]
+            raise ArmFailed(f"a machine's process has ended. The end of the log:\n{end}")
+        return line
+
+    def close(self) -> None:
+        for worker in self._workers:
+            assert worker.stdin is not None
+            worker.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(timeout=10)
+
+
+def measure(job: argparse.Namespace, folder: Path, job_file: Path) -> dict[tuple[str, str], Any]:
+    """Run all arms on one lab, in turn; return the summaries of each."""
+    arms = [(arm, how) for arm in job.arms for how in job.inputs]
+    found: dict[tuple[str, str], Any] = {arm: [] for arm in arms}
+    order = random.Random(0)
+    with (
+        Lab(MACHINES, job.rate) as lab,
+        contextlib.closing(Machines(lab, folder / "log")) as machines,
+    ):
+        for turn in range(job.rounds):
+            for arm, how in order.sample(arms, len(arms)):
+                out = folder / f"{turn} {arm} {how}"
+                sets = settings_of(arm, how, job.steps)
+                trace = _trace_of(job, arm, how, "measured") if turn == 0 else None
+                found[arm, how].append(machines.train(job_file, ranks_of(arm), sets, out, trace))
+                step_ms = found[arm, how][-1]["step_s"] * 1e3
+                print(f"round {turn + 1}: {arm}, input {how}: {step_ms:.0f} ms", file=sys.stderr)
+    return found
+
+
+def _trace_of(job: argparse.Namespace, arm: str, how: str, clock: str) -> Path | None:
+    return None if job.traces is None else Path(job.traces) / f"{arm}, {how}, {clock}.trace"
+
+
+def compare(arm: str, how: str, measured: Sequence[dict[str, Any]], simulated: Any) -> Any:
+    """Put the figures of an arm together; errors are simulated over measured, minus 1."""
+    row: dict[str, Any] = {"strategy": arm, "input": how}
+    for key in ("step_s", "samples_per_s"):
+        runs = [one[key] for one in measured]
+        middle, predicted = statistics.median(runs), getattr(simulated, key)
+        row[key] = {
+            **{"measured": middle, "least": min(runs), "most": max(runs)},
+            **{"simulated": predicted, "error": predicted / middle - 1},
+        }
+    row["exposed"] = statistics.median(one["exposed_communication"] for one in measured)
+    row["simulated_exposed"] = simulated.exposed_communication
+    row["sent_bytes"] = measured[0]["sent_bytes"], simulated.sent_bytes
+    return row
+
+
+def table_of(rows: Sequence[dict[str, Any]], rate: str) -> Table:
+    table = Table(title=f"{MACHINES} machines, {rate}, compute = wire = {COMPUTE_S * 1e3:.0f} ms")
+    for column in ("strategy", "input"):
+        table.add_column(column)
+    for column in ("step, ms: measured", "simulated", "error"):
+        table.add_column(column, justify="right")
+    for column in ("samples/s: measured", "simulated", "error"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        step, rate = row["step_s"], row["samples_per_s"]
+        table.add_row(
+            *(row["strategy"], row["input"]),
+            f"{step['measured'] * 1e3:.0f} ({step['least'] * 1e3:.0f} to {step['most'] * 1e3:.0f})",
+            *(f"{step['simulated'] * 1e3:.0f}", f"{step['error']:+.1%}"),
+            f"{rate['measured']:.1f} ({rate['least']:.1f} to {rate['most']:.1f})",
+            *(f"{rate['simulated']:.1f}", f"{rate['error']:+.1%}"),
+        )
+    return table
+
+
+def read_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.clocks", description=__doc__)
+    parser.add_argument("--arms", help=f"default: all of {'; '.join(ARMS)} (split by ;)")
+    parser.add_argument("--inputs", type=names(INPUTS), default=["in line", "ahead"])
+    parser.add_argument("--rate", default="1gbit", help="with 100mbit a tenth of the bytes is sent")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=21, help="the first is not timed")
+    parser.add_argument("--traces", metavar="FOLDER", help="write the first round's traces here")
+    parser.add_argument("--json", action="store_true")
+    job = parser.parse_args(arguments)
+    job.arms = job.arms.split(";") if job.arms else list(ARMS)
+    if unknown := [arm for arm in job.arms if arm not in ARMS]:
+        parser.error(f"there is no arm {unknown[0]!r}")
+    if job.rounds < 1 or job.steps < 3:
+        parser.error("--rounds is at least 1, --steps at least 3")
+    return job
+
+
+def main() -> int:
+    """Simulate, measure and print."""
+    job = read_arguments()
+    if reason := why_not():
+        print(f"benchmarks.clocks: {reason}", file=sys.stderr)
+        return 2
+    end_cleanly()
+    facts = machine_facts()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        job_file, times = write_job(folder, job.rate)
+        simulated = {
+            (arm, how): simulate(
+                job_file,
+                times,
+                ranks_of(arm),
+                settings_of(arm, how, job.steps),
+                _trace_of(job, arm, how, "simulated"),
+            )
+            for arm in job.arms
+            for how in job.inputs
+        }
+        try:
+            measured = measure(job, folder, job_file)
+        except (LabError, ArmFailed) as error:
+            print(f"benchmarks.clocks: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            return 130
+    rows = [compare(*arm, measured[arm], simulated[arm]) for arm in simulated]
+    if job.json:
+        print(json.dumps({"machine": facts, "rows": rows}, indent=2))
+    else:
+        Console(width=None if sys.stdout.isatty() else 130).print(table_of(rows, job.rate))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
