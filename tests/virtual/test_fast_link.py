@@ -85,7 +85,9 @@ def test_flows_of_a_block_begin_at_their_own_times_and_are_told_together():
     world.links.first_wanted = lambda places, ends: float(ends[0])
     first, ample = world.links.take(3), world.links.ample
     ports = np.array([[0, 0, ample], [ample] * 3])
-    world.links.send(np.arange(3), ports, np.array([20.0, 10.0, 0.0]), np.array([0.0, 1.0, 0.5]))
+    starts_s = np.array([0.0, 1.0, 0.5])
+    sizes = np.array([20.0, 10.0, 0.0])
+    world.links.send(np.arange(3), ports, sizes, starts_s, world.links.no_stream)
     world.run()
     assert first == 0
     assert told == [(2, pytest.approx(0.5)), (0, pytest.approx(3.0)), (1, pytest.approx(3.0))]

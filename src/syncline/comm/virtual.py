@@ -88,7 +88,7 @@ class VirtualWorld:
         self.links: Links | FastLinks = Links(clock, rates)
         if has_fast_links:
             slack = SLACK * min(1.0, (cluster.ranks / FEW_RANKS) ** 2)
-            self.links = FastLinks(clock, rates, slack)
+            self.links = FastLinks(clock, rates, slack, cluster.ranks**2)
         self.calls: Calls | None = None
         """Calls to the owners of many strips, if they are bundled (`virtual_bundle.py`)."""
         if isinstance(self.links, FastLinks) and not learns:
@@ -127,7 +127,10 @@ class VirtualWorld:
         else:
             sent_s = self.clock.now_s if is_answer else self.send_messages(one, 1)
             moving_s = sent_s + link.latency_s
-            self.clock.at(moving_s, self.streams.send, (one, other), start, done)
+            if isinstance(self.links, FastLinks):
+                self.clock.at(moving_s, start, done, one * self.cluster.ranks + other)
+            else:
+                self.clock.at(moving_s, self.streams.send, (one, other), start, done)
         return moving_s
 
     def send_messages(self, rank: int, number: int) -> float:

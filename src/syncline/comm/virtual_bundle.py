@@ -83,27 +83,45 @@ class Trip:
         ranks = [window.ranks[position] for position in targets.positions]
         self.owners: Ints = np.array(ranks, dtype=np.int64)
         self.numbers: Ints = np.array([strip.number for strip in targets.strips], dtype=np.int64)
-        is_inside = np.array([world.is_inside(me, rank) for rank in ranks], dtype=bool)
-        self.others = np.flatnonzero(self.owners != me)
+        cluster, size = world.cluster, world.cluster.ranks
+        machines, my_machine = self.owners // cluster.ranks_per_machine, world.machine_of(me)
+        is_inside, is_me = machines == my_machine, self.owners == me
+        self.others = np.flatnonzero(~is_me)
         self.across = np.flatnonzero(~is_inside)
-        sizes = [(strip.stop - strip.start) * element_bytes for strip in targets.strips]
-        self.sizes = sizes
-        self.num_bytes = sum(sizes[at] for at in self.others)
-        self.serving_s: Floats = np.array(
-            [world.serving_s(me, rank, 2 * size) for rank, size in zip(ranks, sizes, strict=True)]
-        )
-        near = np.where(self.owners == me, 0.0, world.cluster.inside.latency_s)
-        self.latency_s: Floats = np.where(is_inside, near, world.cluster.network.latency_s)
+        lengths = [(strip.stop - strip.start) for strip in targets.strips]
+        self.sizes: Ints = np.array(lengths, dtype=np.int64) * element_bytes
+        self.num_bytes = int(self.sizes[self.others].sum())
+        # As `VirtualWorld.serving_s`, for all owners at once.
+        self.serving_s: Floats = np.where(is_me, 0.0, cluster.message_s)
+        self.serving_s += 2 * self.sizes / cluster.update_bytes_per_s
+        at = np.flatnonzero(is_inside & ~is_me)
+        self.serving_s[at] = 2 * self.sizes[at] / cluster.inside.rate_bytes_per_s
+        near = np.where(is_me, 0.0, cluster.inside.latency_s)
+        self.latency_s: Floats = np.where(is_inside, near, cluster.network.latency_s)
         # Calls inside a machine bring no bytes to links.
-        self.flow_bytes: Floats = np.where(is_inside, 0.0, np.array(sizes, dtype=np.float64))
-        links = world.links
+        self.flow_bytes: Floats = np.where(is_inside, 0.0, self.sizes)
+        links, calls = world.links, world.calls
         assert isinstance(links, FastLinks)
-        self.there: Ints = np.full((2, len(ranks)), links.ample)
-        self.back: Ints = np.full((2, len(ranks)), links.ample)
-        for at in self.across:
-            there, back = (me, ranks[at]), (ranks[at], me)
-            self.there[:, at] = [links.number(port) for port in world.ports_between(*there)[0]]
-            self.back[:, at] = [links.number(port) for port in world.ports_between(*back)[0]]
+        assert calls is not None
+        mine = np.full(len(ranks), my_machine)
+        there, back = (
+            [calls.outs[mine], calls.ins[machines]],
+            [calls.outs[machines], calls.ins[mine]],
+        )
+        self.there: Ints = np.where(is_inside, links.ample, there)
+        self.back: Ints = np.where(is_inside, links.ample, back)
+        self.streams_there: Ints = np.where(is_inside, links.no_stream, me * size + self.owners)
+        self.streams_back: Ints = np.where(is_inside, links.no_stream, self.owners * size + me)
+
+    def seconds(self, call_of: Callable[[int], Call]) -> Floats:
+        """Return how long each call keeps its owner's lane busy; measure what is not known."""
+        known = self.served.seconds
+        for target in np.flatnonzero(np.isnan(known[self.numbers])).tolist():
+            position, call = self.targets.positions[target], call_of(target)
+            taken_s = self.window.measure(position, self.function, call)
+            known[self.numbers[target]] = taken_s
+        found: Floats = known[self.numbers] + self.serving_s
+        return found
 
 
 class Calls:
@@ -118,8 +136,14 @@ class Calls:
         self._clock = world.clock
         self._links = links
         links.on_ends, links.first_wanted = self._end, self._first_over
+        machines = range(world.cluster.machines)
+        self.outs: Ints = np.array([links.number(("out", machine)) for machine in machines])
+        self.ins: Ints = np.array([links.number(("in", machine)) for machine in machines])
         self.until_s = np.zeros(num_ranks)
         """By rank: when the lane has done all that has come to it."""
+        self._booked = np.zeros(0, dtype=np.int64)
+        """Calls that have come and may not have been served yet."""
+        self._new_booked: list[Ints] = []
         self._counts = np.zeros(0, dtype=np.int64)
         """How many calls were served: by window, function and rank."""
         self._bundles: list[Bundle | None] = []
@@ -128,7 +152,6 @@ class Calls:
         self._free: list[int] = []
         # By call.
         self._bundle = np.zeros(0, dtype=np.int64)
-        self._target = np.zeros(0, dtype=np.int64)
         self._owner = np.zeros(0, dtype=np.int64)
         self._counter = np.zeros(0, dtype=np.int64)
         self._seconds = np.zeros(0)
@@ -136,6 +159,7 @@ class Calls:
         self._begin_s = np.zeros(0)
         """When the owner begins to serve it."""
         self._back = np.zeros((2, 0), dtype=np.int64)
+        self._stream_back = np.zeros(0, dtype=np.int64)
         self._num_bytes = np.zeros(0)
         self._result = np.zeros(0, dtype=np.int64)
         """0 until it has been served, -1 if the owner has died."""
@@ -154,13 +178,13 @@ class Calls:
         self._grow()
         mine = slice(first, first + num)
         self._bundle[mine] = number = self._number(bundle, num)
-        self._target[mine] = np.arange(num)
         self._owner[mine] = trip.owners
         self._counter[mine] = trip.served.first_counter + trip.owners
-        self._seconds[mine] = trip.served.seconds[trip.numbers] + trip.serving_s
+        self._seconds[mine] = trip.seconds(bundle.call_of)
         self._latency_s[mine] = trip.latency_s
         self._begin_s[mine] = -math.inf
         self._back[:, mine] = trip.back
+        self._stream_back[mine] = trip.streams_back
         self._num_bytes[mine] = trip.flow_bytes
         self._result[mine] = 0
         start_s = now_s + trip.latency_s
@@ -169,7 +193,8 @@ class Calls:
             last_s = world.send_messages(trip.window.rank, num_sent)
             early = world.cluster.message_s * np.arange(num_sent - 1, -1, -1)
             start_s[trip.across] = last_s - early + trip.latency_s[trip.across]
-        self._links.send(np.arange(first, first + num), trip.there, trip.flow_bytes, start_s)
+        places = np.arange(first, first + num)
+        self._links.send(places, trip.there, trip.flow_bytes, start_s, trip.streams_there)
         if not num:
             self._finish(number)
 
@@ -177,11 +202,13 @@ class Calls:
         """Let time pass inside a process for a rank's own work, in its turn."""
         now_s, wait_s = self._clock.now_s, 0.0
         if self.until_s[rank] > now_s:
-            num = min(self._links.num_places, len(self._owner))
-            calls = np.flatnonzero((self._owner[:num] == rank) & (self._result[:num] > 0))
+            booked = np.concatenate([self._booked, *self._new_booked])
+            self._booked = booked[self._begin_s[booked] + self._seconds[booked] > now_s]
+            self._new_booked = []
+            calls = self._booked[self._owner[self._booked] == rank]
             begin_s = self._begin_s[calls]
             end_s = begin_s + self._seconds[calls]
-            is_served = (begin_s <= now_s) & (end_s > now_s)
+            is_served = begin_s <= now_s
             if is_served.any():
                 wait_s = float(end_s[is_served].max()) - now_s
             later = calls[begin_s > now_s]
@@ -211,7 +238,7 @@ class Calls:
     def _grow(self) -> None:
         more = len(self._links.start_s) - len(self._owner)
         if more > 0:
-            for name in ("bundle", "target", "owner", "counter", "result"):
+            for name in ("bundle", "owner", "counter", "stream_back", "result"):
                 _extend(self, f"_{name}", np.zeros(more, dtype=np.int64))
             for name in ("seconds", "latency_s", "begin_s", "num_bytes"):
                 _extend(self, f"_{name}", np.zeros(more))
@@ -224,7 +251,9 @@ class Calls:
         if len(there):
             self._serve(there, times_s[~is_answer])
         if len(back):
-            self._over(back[self._result[back] > 0], 0)
+            back = back[self._result[back] > 0]
+            self._owner[back] = -1  # its death would change nothing
+            self._over(back, 0)
 
     def _over(self, calls: Ints, result: int) -> None:
         """End calls; bundles without any others are over."""
@@ -243,7 +272,9 @@ class Calls:
         bundle.results = [None if result < 0 else result for result in results]
         self._bundles[number] = None
         self._free.append(number)
-        self._links.give(bundle.first, num)
+        self._bundle[bundle.first : bundle.first + num] = -1
+        if None not in bundle.results:  # else some are still on their way to or from the dead
+            self._links.give(bundle.first, num)
         bundle.done.set()
 
     def _first_over(self, calls: Ints, ends_s: Floats) -> float:
@@ -267,9 +298,6 @@ class Calls:
                 calls, come_s = calls[~is_gone], come_s[~is_gone]
         if not len(calls):
             return
-        seconds = self._seconds[calls]
-        if np.isnan(seconds).any():
-            self._measure(calls[np.isnan(seconds)])
         order = np.lexsort((come_s, self._owner[calls]))
         calls, come_s = calls[order], come_s[order]
         owners, seconds = self._owner[calls], self._seconds[calls]
@@ -290,9 +318,14 @@ class Calls:
         last = np.r_[first[1:] - 1, len(calls) - 1]
         self.until_s[owners[last]] = end_s[last]
         self._begin_s[calls] = begin_s
+        self._new_booked.append(calls)
         self._count(calls)
         self._links.send(
-            calls, self._back[:, calls], self._num_bytes[calls], end_s + self._latency_s[calls]
+            calls,
+            self._back[:, calls],
+            self._num_bytes[calls],
+            end_s + self._latency_s[calls],
+            self._stream_back[calls],
         )
 
     def _count(self, calls: Ints) -> None:
@@ -305,19 +338,6 @@ class Calls:
         rank = at - at[is_first][np.cumsum(is_first) - 1]
         self._result[calls[order]] = self._counts[counters] + rank + 1
         np.add.at(self._counts, counters, 1)
-
-    def _measure(self, calls: Ints) -> None:
-        """Find out how long the functions of calls take."""
-        for call in calls.tolist():
-            bundle, target = self._bundles[self._bundle[call]], int(self._target[call])
-            assert bundle is not None
-            trip = bundle.trip
-            known, number = trip.served.seconds, int(trip.numbers[target])
-            if np.isnan(known[number]):
-                position = trip.targets.positions[target]
-                taken = trip.window.measure(position, trip.function, bundle.call_of(target))
-                known[number] = taken
-            self._seconds[call] = known[number] + trip.serving_s[target]
 
 
 def _extend(calls: Calls, name: str, more: npt.NDArray[np.generic]) -> None:

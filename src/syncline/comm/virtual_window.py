@@ -224,7 +224,7 @@ class VirtualWindow(OneByOne):
             self._count(function, 2 * trip.num_bytes, len(trip.others))
         else:
             for at in trip.others:
-                self._count(function, 2 * trip.sizes[at])
+                self._count(function, 2 * int(trip.sizes[at]))
         me = self._me
 
         def why() -> str:
@@ -233,7 +233,8 @@ class VirtualWindow(OneByOne):
         def call_of(target: int) -> Call:
             strip = targets.strips[target]
             where = (strip.start, strip.stop)
-            return Call.of(self.rank, values.part(*where), out.part(*where), note(strip.number))
+            mine = Memory(values.mine).part(*where), Memory(out.mine).part(*where)
+            return Call.of(self.rank, *mine, note(strip.number))
 
         bundle = Bundle(self._world.clock, why, me.traffic, call_of)
         calls.begin(trip, bundle)

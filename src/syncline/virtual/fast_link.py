@@ -11,6 +11,8 @@ since: with few flows, or without slack, at each change, as there. In between,
 
 All flows are rows of arrays. Those of one *block* are begun together (`send`), at different times,
 and are told together when they end (`on_ends`): there is no Python code for each of them.
+
+Flows of one stream begin one after the other (`order.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import numpy.typing as npt
 from syncline.virtual.clock import Clock
 from syncline.virtual.fill import fill
 from syncline.virtual.link import Port, checked
+from syncline.virtual.order import Order
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -35,10 +38,12 @@ AMPLE = 1e30
 class FastLinks:
     """Ports with rates in bytes a second, and the flows through them."""
 
-    def __init__(self, clock: Clock, rates: Mapping[Port, float], slack: float = 0.0) -> None:
+    def __init__(
+        self, clock: Clock, rates: Mapping[Port, float], slack: float = 0.0, num_streams: int = 0
+    ) -> None:
         """`slack` is the part of all open flows that may change before rates are computed again."""
         self._clock = clock
-        self._slack = slack
+        self.slack = slack
         self._index = {port: at for at, port in enumerate(rates)}
         limits = [checked(port, rate) for port, rate in rates.items()]
         self._rate = np.array([*limits, AMPLE])
@@ -53,6 +58,8 @@ class FastLinks:
         """When a flow will begin; infinite if it has begun, or none is here."""
         self._bytes = np.zeros(0)
         self._ports = np.zeros((2, 0), dtype=np.int64)
+        self._order = Order(num_streams)
+        self.no_stream = self._order.none
         self._done: dict[int, Callable[[], None]] = {}
         self._wide: dict[int, Ints] = {}
         """By place: the ports of flows that go through more than two."""
@@ -81,25 +88,35 @@ class FastLinks:
         self.is_exact = True
         """Whether rates were computed at every change so far."""
 
-    def start(self, ports: Sequence[Port], num_bytes: float, done: Callable[[], None]) -> None:
+    def start(
+        self,
+        ports: Sequence[Port],
+        num_bytes: float,
+        done: Callable[[], None],
+        stream: int | None = None,
+    ) -> None:
         """Send bytes through all ports at once; the clock calls `done` when all have passed.
 
         Each port carries all of `num_bytes`.
         """
         assert num_bytes >= 0, num_bytes
         now_s = self._clock.now_s
-        if num_bytes == 0:
+        if stream is None:
+            stream = self.no_stream
+        if num_bytes == 0 and not self._order.is_open(stream):
             self._clock.at(now_s, done)
             return
         place = self.take(1)
         numbers = [self._index[port] for port in dict.fromkeys(ports)]
         assert numbers, "a flow goes through one port at least"
+        if num_bytes == 0:
+            numbers = []
         if len(numbers) > 2:
             self._wide[place] = np.array(numbers)
             numbers = []
         pair = [*numbers, self.ample, self.ample][:2]
         self._done[place] = done
-        self.send(np.array([place]), np.array([pair]).T, num_bytes, now_s)
+        self.send(np.array([place]), np.array([pair]).T, num_bytes, now_s, np.array([stream]))
 
     def take(self, number: int) -> int:
         """Open places for flows; return the first."""
@@ -112,6 +129,7 @@ class FastLinks:
             self.start_s = np.concatenate([self.start_s, np.full(more, math.inf)])
             self._bytes = np.concatenate([self._bytes, np.zeros(more)])
             self._ports = np.hstack([self._ports, np.zeros((2, more), dtype=np.int64)])
+            self._order.grow(more)
         return first
 
     def give(self, first: int, number: int) -> None:
@@ -120,9 +138,15 @@ class FastLinks:
         self._free.setdefault(number, []).append(first)
 
     def send(
-        self, places: Ints, ports: Ints, num_bytes: Floats | float, start_s: Floats | float
+        self,
+        places: Ints,
+        ports: Ints,
+        num_bytes: Floats | float,
+        start_s: Floats | float,
+        streams: Ints | int,
     ) -> None:
         """Let flows begin, now or later: one in each place, through two ports (by number)."""
+        self._order.send(places, streams)
         self._bytes[places] = num_bytes
         self._ports[:, places] = ports
         self.start_s[places] = start_s
@@ -198,7 +222,7 @@ class FastLinks:
             self._update_by(max(next_s, now_s))
 
     def _most_changes(self) -> int:
-        return max(1, int(self._slack * self._num_open))
+        return max(1, int(self.slack * self._num_open))
 
     def _end_flows(self) -> bool:
         """Tell about the flows that have ended by now; say whether there were any."""
@@ -211,6 +235,9 @@ class FastLinks:
         self._add_carried(self._carried, ended, self._bytes[places])
         self._flows[ended] = -1
         self._num_ended += num
+        after, begin_s = self._order.end(places, self._end_s[ended])
+        self.start_s[after] = begin_s
+        self._num_unplanned += len(after)
         if self.on_ends is not None:
             is_block = np.ones(num, dtype=bool)
             if self._done:
@@ -229,7 +256,9 @@ class FastLinks:
         """Compute the rates, and when flows end."""
         now_s = self._clock.now_s
         kept, ended = np.flatnonzero(self._flows >= 0), np.flatnonzero(self._flows < 0)
-        new = np.flatnonzero(self.start_s[: self.num_places] <= now_s)
+        asking = np.flatnonzero(self.start_s[: self.num_places] <= now_s)
+        new, waiting = self._order.take(asking, self.start_s[asking])
+        self.start_s[waiting] = math.inf
         begun_s = now_s - self.start_s[new]
         self.start_s[new] = math.inf
         old_speed, num = self._speed[kept], len(kept)
