@@ -52,9 +52,8 @@ from syncline.virtual.link import Links, Port
 from syncline.virtual.turns import Turns
 
 SLACK = 0.02
-"""The slack of fast links. A smaller number of ranks has less of it: with few flows at a port, each
-of them counts."""
-FEW_RANKS = 32
+"""The slack of fast links on 32 to 64 ranks. Fewer have less of it: with few flows at a port, each
+of them counts. More have more of it: rates of more flows take longer to compute."""
 
 
 class VirtualWorld:
@@ -87,7 +86,7 @@ class VirtualWorld:
             rates["inside", rank] = cluster.inside.rate_bytes_per_s
         self.links: Links | FastLinks = Links(clock, rates)
         if has_fast_links:
-            slack = SLACK * min(1.0, (cluster.ranks / FEW_RANKS) ** 2)
+            slack = SLACK * min(1.0, (cluster.ranks / 32) ** 2) * max(1.0, cluster.ranks / 64)
             self.links = FastLinks(clock, rates, slack, cluster.ranks**2)
         self.calls: Calls | None = None
         """Calls to the owners of many strips, if they are bundled (`virtual_bundle.py`)."""

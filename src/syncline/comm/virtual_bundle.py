@@ -34,6 +34,9 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
+NOBODY: Ints = np.zeros(0, dtype=np.int64)
+
+
 class Bundle:
     """A bundle under way."""
 
@@ -141,9 +144,8 @@ class Calls:
         self.ins: Ints = np.array([links.number(("in", machine)) for machine in machines])
         self.until_s = np.zeros(num_ranks)
         """By rank: when the lane has done all that has come to it."""
-        self._booked = np.zeros(0, dtype=np.int64)
-        """Calls that have come and may not have been served yet."""
-        self._new_booked: list[Ints] = []
+        self._booked: list[list[Ints]] = [[] for _ in range(num_ranks)]
+        """By rank: calls that have come since its lane was idle."""
         self._counts = np.zeros(0, dtype=np.int64)
         """How many calls were served: by window, function and rank."""
         self._bundles: list[Bundle | None] = []
@@ -202,10 +204,9 @@ class Calls:
         """Let time pass inside a process for a rank's own work, in its turn."""
         now_s, wait_s = self._clock.now_s, 0.0
         if self.until_s[rank] > now_s:
-            booked = np.concatenate([self._booked, *self._new_booked])
-            self._booked = booked[self._begin_s[booked] + self._seconds[booked] > now_s]
-            self._new_booked = []
-            calls = self._booked[self._owner[self._booked] == rank]
+            calls = np.concatenate([NOBODY, *self._booked[rank]])
+            calls = calls[self._begin_s[calls] + self._seconds[calls] > now_s]
+            self._booked[rank] = [calls]
             begin_s = self._begin_s[calls]
             end_s = begin_s + self._seconds[calls]
             is_served = begin_s <= now_s
@@ -224,6 +225,7 @@ class Calls:
         self._over(
             np.flatnonzero(is_open & (self._owner[:num] == rank) & (self._result[:num] >= 0)), -1
         )
+        self._links.look_again()
 
     def _number(self, bundle: Bundle, num_calls: int) -> int:
         """Number a bundle."""
@@ -315,10 +317,17 @@ class Calls:
         ready_s = np.maximum.accumulate(ready_s - low_s + lane * apart_s) - lane * apart_s + low_s
         begin_s = ready_s + before_s
         end_s = begin_s + seconds
-        last = np.r_[first[1:] - 1, len(calls) - 1]
+        ends = np.append(first[1:], len(calls))
+        last = ends - 1
+        is_idle = self.until_s[owners[first]] <= come_s[first]
+        for owner, low, high, begins in zip(
+            owners[first].tolist(), first.tolist(), ends.tolist(), is_idle.tolist(), strict=True
+        ):
+            if begins:
+                self._booked[owner] = []
+            self._booked[owner].append(calls[low:high])
         self.until_s[owners[last]] = end_s[last]
         self._begin_s[calls] = begin_s
-        self._new_booked.append(calls)
         self._count(calls)
         self._links.send(
             calls,

@@ -55,7 +55,10 @@ class FastLinks:
         self._num_open = 0
         self._free: dict[int, list[int]] = {}
         self.start_s = np.zeros(0)
-        """When a flow will begin; infinite if it has begun, or none is here."""
+        """When a flow begins, or began."""
+        self._pending = np.zeros(0, dtype=np.int64)
+        """The places of flows that were sent and have not begun."""
+        self._new_pending: list[Ints] = []
         self._bytes = np.zeros(0)
         self._ports = np.zeros((2, 0), dtype=np.int64)
         self._order = Order(num_streams)
@@ -81,6 +84,8 @@ class FastLinks:
         self._due = np.zeros(0, dtype=np.int64)
         """Which flows under way end before that, in this order."""
         self._next_update_s = math.inf
+        self._wanted_s: float | None = None
+        """When something must be done next; None if it has to be found out."""
         self.on_ends: Callable[[Ints, Floats], None] | None = None
         """Called with the places of flows of blocks that have ended, and when they did."""
         self.first_wanted: Callable[[Ints, Floats], float] | None = None
@@ -150,7 +155,14 @@ class FastLinks:
         self._bytes[places] = num_bytes
         self._ports[:, places] = ports
         self.start_s[places] = start_s
+        self._new_pending.append(places)
         self._num_unplanned += len(places)
+        if self._must_plan():
+            self._update_by(self._clock.now_s)
+
+    def look_again(self) -> None:
+        """Ask `first_wanted` again: its answer has changed."""
+        self._wanted_s = None
         self._update_by(self._clock.now_s)
 
     def number(self, port: Port) -> int:
@@ -160,7 +172,7 @@ class FastLinks:
         """Change what a port can carry, from now on; flows under way speed up or slow down."""
         self._refill()
         self._rate[self._index[port]] = checked(port, rate)
-        self._refill_s, self._num_unplanned = self._clock.now_s, 0
+        self._refill_s, self._num_unplanned, self._wanted_s = self._clock.now_s, 0, None
         self._update_by(self._clock.now_s)
 
     def load(self, port: Port) -> float:
@@ -210,16 +222,18 @@ class FastLinks:
             self._clock.at(now_s, self._update)
             self._next_update_s = now_s
             return
-        if self._num_unplanned and (
-            2 * self._num_unplanned >= self._most_changes() or self._refill_s == math.inf
-        ):
+        if self._num_unplanned and self._must_plan():
             self._plan()
         if now_s >= self._refill_s:
             self._refill()
             self._plan()
-        next_s = self._wanted_s()
-        if next_s < math.inf:
-            self._update_by(max(next_s, now_s))
+        if self._wanted_s is None:
+            self._wanted_s = self._find_wanted()
+        if self._wanted_s < math.inf:
+            self._update_by(max(self._wanted_s, now_s))
+
+    def _must_plan(self) -> bool:
+        return 2 * self._num_unplanned >= self._most_changes() or self._refill_s == math.inf
 
     def _most_changes(self) -> int:
         return max(1, int(self.slack * self._num_open))
@@ -231,12 +245,14 @@ class FastLinks:
         if not num:
             return False
         ended, self._due = due[:num], due[num:]
+        self._wanted_s = None
         places = self._flows[ended]
         self._add_carried(self._carried, ended, self._bytes[places])
         self._flows[ended] = -1
         self._num_ended += num
         after, begin_s = self._order.end(places, self._end_s[ended])
         self.start_s[after] = begin_s
+        self._new_pending.append(after)
         self._num_unplanned += len(after)
         if self.on_ends is not None:
             is_block = np.ones(num, dtype=bool)
@@ -256,11 +272,12 @@ class FastLinks:
         """Compute the rates, and when flows end."""
         now_s = self._clock.now_s
         kept, ended = np.flatnonzero(self._flows >= 0), np.flatnonzero(self._flows < 0)
-        asking = np.flatnonzero(self.start_s[: self.num_places] <= now_s)
-        new, waiting = self._order.take(asking, self.start_s[asking])
-        self.start_s[waiting] = math.inf
+        pending = self._all_pending()
+        starts_s = self.start_s[pending]
+        asks = starts_s <= now_s
+        self._pending = pending[~asks]
+        new = self._order.take(pending[asks], starts_s[asks])
         begun_s = now_s - self.start_s[new]
-        self.start_s[new] = math.inf
         old_speed, num = self._speed[kept], len(kept)
         through, changed = self._through[:, kept], self._through[:, ended]
         self._flows = np.concatenate([self._flows[kept], new])
@@ -293,13 +310,19 @@ class FastLinks:
         mean = float(ages_s.mean()) if len(ages_s) else 0.0
         return np.where(count > 0, found / np.maximum(count, 1), mean)
 
+    def _all_pending(self) -> Ints:
+        if self._new_pending:
+            self._pending = np.concatenate([self._pending, *self._new_pending])
+            self._new_pending = []
+        return self._pending
+
     def _plan(self) -> None:
         """Foresee when enough will have begun and ended, and what ends until then."""
-        self._num_unplanned = 0
+        self._num_unplanned, self._wanted_s = 0, None
         now_s = self._clock.now_s
-        starts = self.start_s[: self.num_places]
+        starts = self.start_s[self._all_pending()]
         ends = self._end_s[self._flows >= 0]
-        times = np.concatenate([ends, starts[starts < math.inf]])
+        times = np.concatenate([ends, starts])
         if not len(times):
             self._refill_s, self._due = math.inf, self._due[:0]
             return
@@ -312,7 +335,7 @@ class FastLinks:
         due = np.flatnonzero((self._end_s <= self._refill_s) & (self._flows >= 0))
         self._due = due[np.argsort(self._end_s[due], kind="stable")]
 
-    def _wanted_s(self) -> float:
+    def _find_wanted(self) -> float:
         """Return when something must be done next."""
         next_s = self._refill_s
         # Without slack rates are computed when the first flow ends.

@@ -55,12 +55,12 @@ class Order:
         self._may_begin[places] = False
         np.add.at(self._num_open, self._stream[places], 1)
 
-    def take(self, asking: Ints, asked_s: Floats) -> tuple[Ints, Ints]:
-        """Return which flows begin, of those that were to begin by now, and which wait."""
+    def take(self, asking: Ints, asked_s: Floats) -> Ints:
+        """Return which flows begin, of those that were to begin by now; the others wait."""
         begins = self._may_begin[asking] | (self._stream[asking] == self.none)
         found, asking, asked_s = asking[begins], asking[~begins], asked_s[~begins]
         if not len(asking):
-            return found, asking
+            return found
         order = np.lexsort((self._number[asking], asked_s, self._stream[asking]))
         asking, asked_s = asking[order], asked_s[order]
         streams = self._stream[asking]
@@ -72,7 +72,7 @@ class Order:
         waiting = asking[waits]
         self._next[before[waits]] = waiting
         self._asked_s[waiting] = asked_s[waits]
-        return np.concatenate([found, asking[~waits]]), waiting
+        return np.concatenate([found, asking[~waits]])
 
     def end(self, places: Ints, ends_s: Floats) -> tuple[Ints, Floats]:
         """Note that flows have ended; return those that waited for them, and when they begin."""
