@@ -52,7 +52,7 @@ from syncline.virtual.link import Links, Port
 from syncline.virtual.turns import Turns
 
 SLACK = 0.02
-"""The slack of fast links on 32 to 64 ranks. Fewer have less of it: with few flows at a port, each
+"""The slack of fast links on 32 to 128 ranks. Fewer have less of it: with few flows at a port, each
 of them counts. More have more of it: rates of more flows take longer to compute."""
 
 
@@ -86,7 +86,7 @@ class VirtualWorld:
             rates["inside", rank] = cluster.inside.rate_bytes_per_s
         self.links: Links | FastLinks = Links(clock, rates)
         if has_fast_links:
-            slack = SLACK * min(1.0, (cluster.ranks / 32) ** 2) * max(1.0, cluster.ranks / 64)
+            slack = SLACK * min(1.0, (cluster.ranks / 32) ** 2) * max(1.0, cluster.ranks / 128)
             self.links = FastLinks(clock, rates, slack, cluster.ranks**2)
         self.calls: Calls | None = None
         """Calls to the owners of many strips, if they are bundled (`virtual_bundle.py`)."""

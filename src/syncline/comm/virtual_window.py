@@ -16,7 +16,8 @@ import torch
 from syncline.comm.base import Memory
 from syncline.comm.many_calls import OneByOne, PendingCalls, Targets
 from syncline.comm.peer_waits import id_of_call
-from syncline.comm.virtual_bundle import Bundle, Served, Trip
+from syncline.comm.virtual_bundle import Bundle
+from syncline.comm.virtual_trip import Served, Trip
 from syncline.comm.window import (
     Call,
     Counted,

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from syncline.virtual.clock import Clock
-from syncline.virtual.fill import fill
+from syncline.virtual.fill import fill, mean_ages
 from syncline.virtual.link import Port, checked
 from syncline.virtual.order import Order
 
@@ -43,7 +43,7 @@ class FastLinks:
     ) -> None:
         """`slack` is the part of all open flows that may change before rates are computed again."""
         self._clock = clock
-        self.slack = slack
+        self._slack = slack
         self._index = {port: at for at, port in enumerate(rates)}
         limits = [checked(port, rate) for port, rate in rates.items()]
         self._rate = np.array([*limits, AMPLE])
@@ -90,8 +90,8 @@ class FastLinks:
         """Called with the places of flows of blocks that have ended, and when they did."""
         self.first_wanted: Callable[[Ints, Floats], float] | None = None
         """Called with those that will end, and when; returns when `on_ends` must be called."""
-        self.is_exact = True
-        """Whether rates were computed at every change so far."""
+        self.used_slack = 0.0
+        """`slack`, or 0 if rates were computed at every change so far."""
 
     def start(
         self,
@@ -236,7 +236,7 @@ class FastLinks:
         return 2 * self._num_unplanned >= self._most_changes() or self._refill_s == math.inf
 
     def _most_changes(self) -> int:
-        return max(1, int(self.slack * self._num_open))
+        return max(1, int(self._slack * self._num_open))
 
     def _end_flows(self) -> bool:
         """Tell about the flows that have ended by now; say whether there were any."""
@@ -284,12 +284,13 @@ class FastLinks:
         self._through = np.hstack([through, self._ports[:, new]])
         is_exact = self._most_changes() == 1
         self._speed = fill(self._rate, self._through, self._wide_flows(), exactly=is_exact)
-        self.is_exact &= is_exact
+        self.used_slack = max(self.used_slack, 0.0 if is_exact else self._slack)
         left = self._left[kept] - old_speed * (now_s - self._since_s)
         if not is_exact:
             changed = np.hstack([changed, self._ports[:, new]])
             changed_s = np.concatenate([now_s - self._end_s[ended], begun_s])
-            left -= (self._speed[:num] - old_speed) * self._mean(changed, changed_s, through)
+            ages_s = mean_ages(len(self._rate), changed, changed_s, through)
+            left -= (self._speed[:num] - old_speed) * ages_s
         self._left = np.concatenate([left, self._bytes[new] - self._speed[num:] * begun_s])
         if is_exact:
             np.maximum(self._left, 0.0, out=self._left)
@@ -297,18 +298,6 @@ class FastLinks:
         self._end_s = now_s + self._left / self._speed
         self._since_s = now_s
         self._num_ended, self._due = 0, self._due[:0]
-
-    def _mean(self, changed: Ints, ages_s: Floats, through: Ints) -> Floats:
-        """Return how long ago, in the mean, flows have begun and ended at the ports of others."""
-        num_ports = len(self._rate)
-        ports, ages_s = changed.ravel(), np.tile(ages_s, 2)
-        num = np.bincount(ports, minlength=num_ports)
-        sums = np.bincount(ports, ages_s, num_ports)
-        num[self.ample] = sums[self.ample] = 0.0
-        count = num[through[0]] + num[through[1]]
-        found = sums[through[0]] + sums[through[1]]
-        mean = float(ages_s.mean()) if len(ages_s) else 0.0
-        return np.where(count > 0, found / np.maximum(count, 1), mean)
 
     def _all_pending(self) -> Ints:
         if self._new_pending:

@@ -91,3 +91,18 @@ def _fill(
             wide = [(int(place[at]), ports) for at, ports in wide if not is_set[at]]
         one, other, counts, rising = one[kept], other[kept], counts[kept], rising[kept]
     return found
+
+
+def mean_ages(num_ports: int, changed: Ints, ages_s: Floats, through: Ints) -> Floats:
+    """Return how long ago, in the mean, flows have begun and ended at the ports of others.
+
+    The last port is never full: what happens there does not count.
+    """
+    ports, ages_s = changed.ravel(), np.tile(ages_s, 2)
+    num = np.bincount(ports, minlength=num_ports)
+    sums = np.bincount(ports, ages_s, num_ports)
+    num[-1] = sums[-1] = 0
+    count = num[through[0]] + num[through[1]]
+    found = sums[through[0]] + sums[through[1]]
+    mean = float(ages_s.mean()) if len(ages_s) else 0.0
+    return np.where(count > 0, found / np.maximum(count, 1), mean)
