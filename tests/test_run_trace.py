@@ -15,7 +15,7 @@ from syncline.perf.trace import Trace
 from syncline.run_trace import _compare
 from syncline.strategies import STRATEGIES, make_strategy
 from syncline.train import train
-from traces import check_trace, members
+from traces import check_trace, members, served_calls
 from training import SilentProgress, train_forked
 
 pytestmark = pytest.mark.processes
@@ -62,10 +62,14 @@ def test_a_trace_is_a_graph_on_one_clock(job_file, tmp_path, strategy):
     trace = trace_of(job_file, tmp_path, *sets, ranks=3)
     check_trace(trace)
     assert trace.header.clocks.error_s <= 20e-6
-    assert {len(ranks) for ranks in members(trace).values()} <= {3}
+    calls = strategy in ("elastic", "server")  # gossip reads its partner's memory
+    meets = strategy not in ("elastic", "server", "gossip")
+    assert {len(ranks) for ranks in members(trace).values()} == ({3} if meets else set())
+    assert bool(served_calls(trace)) == calls
     kinds = {task.kind for task in trace.tasks}
     assert {"input", "forward", "backward", "reduce", "gather", "evaluate", "checkpoint"} <= kinds
     header = trace.header
+    assert header.strategy == strategy
     assert header.machines == ((0, 1, 2),)
     assert (header.shards, header.samples, header.steps) == (3, 8, 6)
     assert all(bucket.parameters and bucket.num_bytes for bucket in header.buckets)
@@ -87,6 +91,19 @@ def test_so_it_is_on_two_machines(job_file, tmp_path, strategy):
     assert trace.header.machines == ((0, 1), (2, 3))
     assert 0.0 < trace.header.clocks.latency_s <= trace.header.clocks.error_s
     assert any(part.kind == "wire" for task in trace.tasks for part in task.parts)
+    assert bool(served_calls(trace)) == (strategy != "synchronous")
+
+
+def test_inline_backward_is_one_task_and_clipping_is_waited_for(job_file, tmp_path):
+    sets = ["strategy.overlap=false", "optimizer.clip_norm=0.5"]
+    trace = trace_of(job_file, tmp_path, *sets)
+    check_trace(trace)
+    backward = [task for task in trace.tasks if task.kind == "backward"]
+    assert {(task.bucket, task.step) for task in backward} == {(-1, step) for step in range(6)}
+    clips = {(task.rank, task.number) for task in trace.tasks if task.kind == "clip"}
+    assert len(clips) == 2 * 6
+    later = [task for task in trace.tasks if task.lane == "compute" and clips & set(task.after)]
+    assert len(later) == len(clips)
 
 
 @settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])

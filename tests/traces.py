@@ -61,21 +61,20 @@ def _check_exchanges(trace, error_s):
     spans = defaultdict(lambda: defaultdict(list))
     for task in trace.tasks:
         for part, start_s in task.spans():
-            if (part.exchange and part.kind != "wait") or ">" not in part.exchange:
+            if part.exchange and (part.kind != "wait" or ">" not in part.exchange):
                 spans[part.exchange][task.rank].append((task, part, start_s))
-    del spans[""]
     for exchange, by_rank in spans.items():
         if ">" in exchange:
             caller, owner = (int(rank) for rank in exchange.split(":")[1].split(">"))
-            if owner not in by_rank or caller == owner:
+            assert caller in by_rank, exchange  # nothing is served that nobody asked for
+            if owner not in by_rank:
                 continue  # not served before the run ended; on one machine a get needs no serving
             served = by_rank[owner][-1][0]
             assert served.kind == "serve"
-            for _, part, start_s in by_rank[caller]:
-                if part.kind == "send":
-                    assert start_s <= served.start_s + error_s
-                else:
-                    assert part.end_s >= served.end_s - error_s or part.kind in ("wire", "latency")
+            sent_s = [start_s for _, part, start_s in by_rank[caller] if part.kind == "send"]
+            assert all(start_s <= served.start_s + error_s for start_s in sent_s)
+            ends_s = [part.end_s for _, part, _ in by_rank[caller] if part.kind != "send"]
+            assert not ends_s or max(ends_s) >= served.end_s - error_s
         else:
             came_s = {rank: min(found[2] for found in of) for rank, of in by_rank.items()}
             for of in by_rank.values():
@@ -83,6 +82,13 @@ def _check_exchanges(trace, error_s):
                 if of[-1][1].kind != "send":
                     left_s = max(found[1].end_s for found in of)
                     assert left_s >= max(came_s[peer] for peer in peers) - error_s
+
+
+def served_calls(trace):
+    """Return the ids of calls that both the caller and the owner have recorded."""
+    asked = {part.exchange for t in trace.tasks if t.kind != "serve" for part in t.parts}
+    served = {part.exchange for t in trace.tasks if t.kind == "serve" for part in t.parts}
+    return asked & served - {""}
 
 
 def members(trace):

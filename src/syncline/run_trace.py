@@ -111,7 +111,10 @@ class RunTrace:
         header = msgspec.structs.replace(
             self._header(),
             clocks=facts,
-            sent_bytes=tuple(everybody[rank].sent_bytes for rank in sorted(everybody)),
+            sent_bytes=tuple(
+                everybody[rank].sent_bytes if rank in everybody else 0
+                for rank in sorted(session.comm.ranks)
+            ),
         )
         return Trace(tuple(divide(tasks, header.machines, facts.latency_s)), header)
 
@@ -119,6 +122,7 @@ class RunTrace:
         job, replica = self._job, self._replica
         return msgspec.structs.replace(
             header_of(replica.strategy, self._session.comm, replica.buckets, replica.shards),
+            strategy=job.strategy.name,
             samples=job.data.batch // replica.shards,
             first_step=self._steps.start,
             steps=len(self._steps),

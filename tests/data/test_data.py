@@ -7,10 +7,10 @@ import sys
 
 import numpy as np
 import pytest
-from data_files import write_fashion, write_image
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_files import write_fashion, write_image
 from syncline import data
 from syncline.errors import ConfigError
 

@@ -7,11 +7,11 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from data_files import idx_bytes, write_fashion
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
+from data_files import idx_bytes, write_fashion
 from syncline import data
 from syncline.data import fashion_mnist, idx
 from syncline.errors import ConfigError

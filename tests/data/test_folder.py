@@ -6,9 +6,9 @@ import importlib.util
 
 import numpy as np
 import pytest
-from data_files import write_image
 from PIL import Image
 
+from data_files import write_image
 from syncline import data
 from syncline.data import folder
 from syncline.errors import ConfigError, SynclineError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from syncline.perf.meetings import divide, of_steps
+from syncline.perf.recorder import Recorder
 from syncline.perf.trace import Part, Task
 
 APART = [(0,), (1,), (2,)]
@@ -74,10 +75,13 @@ def test_a_call_to_a_rank_that_is_gone_was_waiting():
 
 
 def test_calls_that_no_task_made_are_left_out():
-    answer = Part("answer", 6.0, 0, "w:0>1:1", (0,))
-    served = hook(1, 4.0, answer, kind="serve")
+    ticks = iter(range(100))
+    recorder = Recorder(1, now=lambda: float(next(ticks)))
+    recorder.open()
+    recorder.close_served("w:0>1:1", 0)
+    (served,) = recorder.tasks
     asks = hook(0, 0.0, Part("send", 1.0, 8, "w:0>1:1", (1,)))
     assert of_steps([asks, served]) == [asks, served]
-    other = hook(0, 0.0, Part("send", 1.0, 8, "w:0>1:2", (1,)))
+    other = hook(0, 0.0, Part("work", 0.5), Part("send", 1.0, 8, "w:0>1:2", (1,)))
     assert of_steps([other, served]) == [other]
     assert of_steps([served]) == [served]  # the trace of one rank that has lost the others

@@ -62,7 +62,10 @@ class PeerWaits:
         why: Callable[[], str],
         late: Callable[[], Sequence[int]] | None,
     ) -> None:
-        self._traffic.spent("work")
+        recorder = self._traffic.recorder
+        before = "" if recorder is None else recorder.last_served
+        if recorder is not None:
+            recorder.end_part("work")
         started = time.monotonic()
         while not is_true():
             self._control.check()
@@ -71,8 +74,8 @@ class PeerWaits:
             if late is not None and waited_s > self._control.hung_s:
                 for rank in late()[:1]:  # empty, if all have come or are gone by now
                     self._control.check_hung(rank, waited_s, why())
-        if self._traffic.recorder is not None:
-            self._traffic.recorder.end_part("wait", self._traffic.recorder.last_served)
+        if recorder is not None:
+            recorder.end_wait_for_calls(before)
 
     def check(self, rank: int) -> None:
         if self.is_gone(rank):

@@ -56,13 +56,15 @@ class Traffic:
         self.sent_bytes += num_bytes
         if self.log is not None and not self._depth:
             self.log.append(Sent(channel, what, num_bytes))
-        if self.recorder is not None and not self._depth:
-            self.recorder.add_bytes(num_bytes)
+        recorder = self.recorder  # another thread may stop recording
+        if recorder is not None and not self._depth:
+            recorder.add_bytes(num_bytes)
 
     def spent(self, kind: str) -> None:
         """Tell the recorder, if there is one, what the hook has done since its last part."""
-        if self.recorder is not None:
-            self.recorder.end_part(kind)
+        recorder = self.recorder
+        if recorder is not None:
+            recorder.end_part(kind)
 
     @contextlib.contextmanager
     def task(self, kind: str, after: str) -> Iterator[None]:

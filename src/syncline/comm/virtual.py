@@ -115,8 +115,9 @@ class VirtualWorld:
     ) -> float:
         """Send a message from one rank to another; call `done` when it has arrived.
 
-        Return when its bytes begin to move. A rank sends its messages to other machines one after
-        the other, each for `message_s`. That of an answer has passed while the call was served.
+        Return when it can move, behind messages before it. A rank sends its messages to other
+        machines one after the other, each for `message_s`. That of an answer has passed while the
+        call was served.
         """
         ports, link = self.ports_between(one, other)
         start = functools.partial(self.links.start, ports, float(num_bytes))

@@ -91,7 +91,7 @@ class Endpoint:
                 result, seconds = clock.measure(run)
                 asked.answered_s = self.turns.book(seconds)
                 asked.served_s = asked.answered_s - seconds
-                if self.traffic.recorder is not None:
+                if self.traffic.recorder is not None and asked.caller is not self:
                     times_s = (asked.served_s, asked.answered_s)
                     self.traffic.recorder.add_served(asked.exchange, asked.caller.rank, *times_s)
                 clock.at(asked.answered_s, end, result)
@@ -105,7 +105,7 @@ class Endpoint:
         while self.queue and not self.died:
             with turns.turn():
                 asked, run, end = self.queue.popleft()
-                recorder = self.traffic.recorder
+                recorder = None if asked.caller is self else self.traffic.recorder
                 asked.served_s = asked.clock.now_s
                 if recorder is not None:
                     recorder.open()

@@ -69,8 +69,10 @@ class Asked:
         started_s = self.clock.now_s
         self.done.wait(self.why)
         recorder = self.caller.traffic.recorder
-        if recorder is not None:
-            about = (self.exchange, (self.owner.rank,))
+        about = (self.exchange, (self.owner.rank,))
+        if recorder is not None and self.result is None:
+            recorder.end_part("wait", *about)
+        elif recorder is not None:
             recorder.end_part("latency", *about, end_s=self.moving_s)
             recorder.end_part("wire", *about, end_s=self.came_s)
             recorder.end_part("wait", *about, end_s=self.served_s)
@@ -296,6 +298,8 @@ class VirtualWindow(OneByOne):
         late: Callable[[], Sequence[int]] | None = None,
     ) -> None:
         clock, woken_s = self._world.clock, None
+        recorder = self._me.traffic.recorder
+        before = "" if recorder is None else recorder.last_served
         while not is_true():
             if self._me.changed is None:
                 self._me.changed = Signal(clock)
@@ -304,9 +308,8 @@ class VirtualWindow(OneByOne):
         if woken_s is not None and self._world.last_death_s == clock.now_s:
             # It became true because a rank died: since it was looked at last, only for that one.
             self._me.waited_in_vain.append((woken_s, clock.now_s))
-        recorder = self._me.traffic.recorder
         if recorder is not None:
-            recorder.end_part("wait", recorder.last_served)
+            recorder.end_wait_for_calls(before)
 
     def gone(self) -> frozenset[int]:
         gone = self._world.gone

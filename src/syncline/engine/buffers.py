@@ -325,7 +325,8 @@ class Buffers:
 
     def leave(self) -> None:
         """Leave the other buffers to the comm lane: what the user puts in their place stays."""
-        self._left = [(home.apart(), home.value()) for home in self._other_homes]
+        if self._other_homes:
+            self._left = [(home.apart(), home.value()) for home in self._other_homes]
 
     def _end_leave(self) -> None:
         """Show buffers that came or went, unless the user has put something there."""

@@ -28,19 +28,20 @@ class BuffersInFlight:
         self._buffers = buffers
         self._lane = lane
         self._left: list[torch.Tensor] = []
+        self._wait: Callable[[], None] = lambda: None
 
     def leave(self, wait: Callable[[], None]) -> None:
         """Make the next use of every buffer call `wait`, which calls `arrive` in the end."""
-
-        def wait_on_compute_lane() -> None:
-            if not self._lane.is_current:  # the comm lane itself sets them
-                wait()
-
+        self._wait = wait
         for buffer in self._buffers.all():
             if type(buffer) is torch.Tensor:
-                waiters.hold(buffer, wait_on_compute_lane)
+                waiters.hold(buffer, self._wait_for, 0)  # one wait for all of them
                 buffer.__class__ = InFlightBuffer
                 self._left.append(buffer)
+
+    def _wait_for(self, number: int) -> None:
+        if not self._lane.is_current:  # the comm lane itself sets them
+            self._wait()
 
     def arrive(self) -> None:
         """Let buffers be used at full speed again."""

@@ -7,7 +7,6 @@ in `optimizer.step()`, in clipping and in dropping gradients.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -314,9 +313,9 @@ class ComputeLane:
         with torch.no_grad():
             self._finish_backward()
         self._early.invalidate("gradients are clipped")
-        started = time.perf_counter()
+        started = self._built.begin_clip()
         found = self._lane.call(change, *args)
-        self._built.waited_s += time.perf_counter() - started
+        self._built.end_clip(started)
         return found
 
     def _clip(self, max_norm: float) -> torch.Tensor:

@@ -6,7 +6,6 @@ weights are also used outside their module (tied weights, `F.linear(x, other.wei
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
@@ -69,7 +68,7 @@ class FirstUse:
     def watch(self, model: nn.Module) -> None:
         """Record uses with this object's own hooks, on a model without a `Waiting`."""
         for number, parameter in enumerate(self._parameters):
-            waiters.set(parameter, functools.partial(self.touch, number))
+            waiters.set(parameter, self.touch, number)
         for module, numbers in owners_of(model, self._parameters):
             if numbers:
                 module.register_forward_pre_hook(self._make_hook(numbers))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -66,21 +67,17 @@ class Gradients:
     ) -> None:
         """`build` lays out buckets, once, when the first shard's gradients are complete; `wait`
         waits until a bucket may be written; `complete` sends the complete buckets."""
-        self.slots = slots
-        self.mine = share.mine
-        self._order = share.step.shards
-        self._step_leaves = share.step.leaves
+        self.slots, self.mine = slots, share.mine
+        self._order, self._step_leaves = share.step.shards, share.step.leaves
         self._buffers = buffers
-        self._build = build
-        self._wait = wait
-        self._complete = complete
+        self._build, self._wait, self._complete = build, wait, complete
         self.buckets: Sequence[Bucket] = ()
         """Empty until they are built."""
-        self.sends_in_backward = False
         self.recorder: Recorder | None = None
-        self.is_sent = False
+        self.sends_in_backward = self.is_sent = False
         """Whether all of this step's buckets are on their way."""
-        self.losses = self._untold()
+        self._untold = [math.nan if shard in self.mine else 0.0 for shard in self._order]
+        self.losses = self._untold.copy()
         """The losses given to `tell_loss`, by shard of the step group; 0 on other ranks."""
         self.arrivals: list[tuple[int, float]] = []
         """Until buckets are built: the parameters whose gradient came, in order, and when."""
@@ -108,10 +105,15 @@ class Gradients:
     def hook(self) -> Iterator[Any]:
         """Hook every parameter, to take gradients when they come; yield the handles."""
         for slot in self.slots:
-            yield slot.parameter.register_post_accumulate_grad_hook(self._make_hook(slot))
+            yield slot.parameter.register_post_accumulate_grad_hook(self._make_hook(slot.number))
 
-    def _make_hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
+    def _make_hook(self, number: int) -> Callable[[torch.Tensor], None]:
+        mine = weakref.ref(self)  # Python cannot collect a cycle through what torch holds
+
         def gradient_arrived(parameter: torch.Tensor) -> None:
+            if (self := mine()) is None:
+                return
+            slot = self.slots[number]
             if self.spent.is_on:
                 self.spent.has_late = True  # zero_grad() will drop it
                 return
@@ -122,18 +124,15 @@ class Gradients:
             if self._kept and self.buckets:
                 self._close_passed()
             slot.fired += 1
-            gradient = raw_grad(parameter)
-            assert gradient is not None
-            check_gradient(slot, gradient)
-            if slot.fired >= slot.expected and self.buckets:
+            check_gradient(slot, raw_grad(parameter))
+            is_whole = slot.fired >= slot.expected
+            if not self.buckets:
+                self.arrivals.append((number, time.perf_counter()))
+            elif is_whole:
                 self._take(slot, take_grad(parameter))
-                become(slot.parameter, GradientTaken)
-                if self.sends_in_backward and self.shard == self.mine[-1]:
-                    self._complete()
-            else:
-                if not self.buckets:
-                    self.arrivals.append((slot.number, time.perf_counter()))
-                become(slot.parameter, GradientTaken)
+            become(slot.parameter, GradientTaken)
+            if is_whole and self.sends_in_backward and self.shard == self.mine[-1]:
+                self._complete()
 
         return gradient_arrived
 
@@ -148,7 +147,7 @@ class Gradients:
         add_gradient(slot, bucket.leaf, gradient, bucket.scale)
         slot.is_taken = True
         bucket.untaken -= 1
-        if self.recorder is not None and not bucket.untaken:
+        if self.recorder is not None and self.sends_in_backward and not bucket.untaken:
             self.recorder.leave(bucket.index, bucket.step)
 
     # Shards.
@@ -180,9 +179,10 @@ class Gradients:
 
         Gradients that came after the last step do not count: `zero_grad()` will drop them.
         """
-        if self.num_closed or self.is_sent or self.spent.is_on:
-            return bool(self.num_closed or self.is_sent)
-        return any(slot.fired or waiting_grad(slot.parameter) is not None for slot in self.slots)
+        if self.num_closed or self.is_sent:
+            return True
+        came = (slot.fired or waiting_grad(slot.parameter) is not None for slot in self.slots)
+        return not self.spent.is_on and any(came)
 
     def wait_for_buffers(self) -> None:
         """Wait until the last step has set the buffers: before its first bucket is ready."""
@@ -263,7 +263,8 @@ class Gradients:
                 self._take(slot, gradient)
             if slot.fired:
                 slot.has_gradient = True
-                slot.expected = max(slot.expected, slot.fired)
+                if slot.fired > slot.expected:
+                    slot.expected = slot.fired
         if self.shard != self.mine[-1]:
             self._end_buffers(self.shard)
         self.num_closed += 1
@@ -331,9 +332,11 @@ class Gradients:
             become(slot.parameter, Guarded)
         self.is_sent = self.is_between = self._is_flat = False
         self.num_closed = 0
-        self.losses = self._untold()
-        self.spent.zeros.clear()
-        self._kept = {}
+        self.losses = self._untold.copy()
+        if self.spent.zeros:
+            self.spent.zeros.clear()
+        if self._kept:
+            self._kept = {}
         if self.mine:
             self.open_shard(self.mine[0])
         for slot in self.slots:
@@ -344,6 +347,3 @@ class Gradients:
     def tell_loss(self, loss: float) -> None:
         """Send the current shard's loss with the step's flags."""
         self.losses[self._order.index(self.shard)] = loss
-
-    def _untold(self) -> list[float]:
-        return [math.nan if shard in self.mine else 0.0 for shard in self._order]

@@ -239,7 +239,9 @@ class OptimizerOnStrip:
 
     def run(self, update: UpdateSettings) -> None:
         """Update the strip with the settings of one step."""
-        self._traffic.spent("work")
+        recorder = self._traffic.recorder
+        if recorder is not None:
+            recorder.end_part("work")
         if self._loaded is not None:
             self._take_over_loaded()
         self._leave_out(update.without)
@@ -248,7 +250,8 @@ class OptimizerOnStrip:
                 group.update(settings)
             with self._no_grad:
                 self._step(self._optimizer)
-        self._traffic.spent("update")
+        if recorder is not None:
+            recorder.end_part("update")
 
     def keep(self, without: frozenset[int]) -> None:
         """Keep the state, so that the next `run`, which leaves out `without`, can be undone."""

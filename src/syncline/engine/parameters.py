@@ -34,25 +34,31 @@ from syncline.errors import UsageError
 
 
 class _Waiters:
-    """The function that waits for each tensor, by id: tensors compare elementwise."""
+    """The method that waits for each tensor, by id: tensors compare elementwise.
+
+    Methods are held weakly: what waits for a model also holds it, and it must end with its users.
+    """
 
     def __init__(self) -> None:
-        self._by_id: dict[int, Callable[[], None]] = {}
+        self._by_id: dict[int, tuple[weakref.WeakMethod[Callable[[int], None]], int]] = {}
 
-    def set(self, parameter: Parameter, wait: Callable[[], None]) -> None:
-        key = id(parameter)
-        self._by_id[key] = wait
-        weakref.finalize(parameter, self._by_id.pop, key, None)
+    def set(self, parameter: Parameter, wait: Callable[[int], None], number: int) -> None:
+        """Let the next use of a parameter in flight call `wait` with this number."""
+        self.hold(parameter, wait, number)
+        weakref.finalize(parameter, self._by_id.pop, id(parameter), None)
 
-    def hold(self, tensor: torch.Tensor, wait: Callable[[], None]) -> None:
+    def hold(self, tensor: torch.Tensor, wait: Callable[[int], None], number: int) -> None:
         """Set it for a tensor that the caller keeps alive until `drop`."""
-        self._by_id[id(tensor)] = wait
+        self._by_id[id(tensor)] = (weakref.WeakMethod(wait), number)
 
     def drop(self, tensor: torch.Tensor) -> None:
         self._by_id.pop(id(tensor), None)
 
     def wait(self, tensor: Any) -> None:
-        self._by_id[id(tensor)]()
+        method, number = self._by_id[id(tensor)]
+        wait = method()
+        if wait is not None:  # else nothing is under way any more
+            wait(number)
 
 
 waiters = _Waiters()

@@ -293,7 +293,8 @@ class Parts:
             self.state.give_back()
         _attached.discard(self)
         self.guards.release()
-        self.record(None)
+        if self.recorder is not None:
+            self.record(None)
         self.state.close()
         for handle in self.handles:
             handle.remove()

@@ -176,8 +176,9 @@ def find_parameters(model: nn.Module, optimizer: Optimizer, accumulate: int) -> 
     return Found(slots, [p for p in held if id(p) not in trained])
 
 
-def check_gradient(slot: Slot, gradient: torch.Tensor) -> None:
+def check_gradient(slot: Slot, gradient: torch.Tensor | None) -> None:
     """Refuse gradients that cannot be sent."""
+    assert gradient is not None
     if gradient.layout is not torch.strided:
         raise UsageError(
             f"parameter {slot.name} has a sparse gradient, but buckets are dense. Use sparse=False."

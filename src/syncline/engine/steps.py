@@ -151,22 +151,27 @@ class Steps:
 
         `flags` is None if only sizes are simulated: the sum is exchanged, but not read.
         """
-        started = self._begin_exchange()
+        if self.recorder is not None:
+            self.recorder.end_backward()
+        started = self._now()
         # Written on the lane: by then every peer has read the last step's flags.
         if flags is not None:
             self._lane.submit(self._flags.write, flags, channel=self._step_channel)
         self._submit_step(number, settings, has_flags=flags is not None)
         # If the lane failed before the events were cleared, nothing sets them again: raise here.
         self._lane.check()
-        if self.recorder is not None and self._now() > started:
-            self.recorder.follow("submit", -1, number, started)
+        if self.recorder is not None:
+            if self._now() > started:  # in virtual time it takes none
+                self.recorder.follow("submit", -1, number, started)
             self.recorder.step = number + 1
 
     def exchange_inline(
         self, number: int, flags: Sequence[float] | None, settings: ParamGroups
     ) -> None:
         """Take the whole step here and now; every gradient is complete."""
-        started = self._begin_exchange()
+        if self.recorder is not None:
+            self.recorder.end_backward()
+        started = self._now()
         if self._gathers and flags is not None:
             # No gradient was sent yet, so the reduce that comes first can announce the small sums.
             self._lane.submit(self._run_announce, flags)
@@ -185,11 +190,16 @@ class Steps:
         for bucket in self._buckets:
             bucket.is_in_flight = False
 
-    def _begin_exchange(self) -> float:
-        """Note that the compute lane has done its part of a step; return the time."""
+    def begin_clip(self) -> float:
+        """Note that the compute lane waits until the summed gradients are clipped."""
         if self.recorder is not None:
             self.recorder.end_backward()
         return self._now()
+
+    def end_clip(self, started: float) -> None:
+        self.waited_s += self._timing.waited_since(started)
+        if self.recorder is not None:
+            self.recorder.waited(-1, self.recorder.step, started, "clip")
 
     def _submit_step(self, number: int, settings: ParamGroups, *, has_flags: bool) -> None:
         lane = self._lane
@@ -247,14 +257,18 @@ class Steps:
 
     def _run_gradient_ready(self, bucket: Bucket) -> None:
         index, step = bucket.index, bucket.step
-        self._begin("reduce", index, step)
+        self._note("reduce", index, step)
+        if self.recorder is not None:
+            self.recorder.open()
         self._strategy.gradient_ready(bucket)
         bucket.is_reduced = True
         if self.recorder is not None:
             self.recorder.close_hook(bucket.channel, "reduce", index, step, ("backward", index))
 
     def _run_step_entered(self, number: int, invalid_because: str | None, has_flags: bool) -> None:
-        self._begin("step", -1, number)
+        self._note("step", -1, number)
+        if self.recorder is not None:
+            self.recorder.open()
         buffers = self._buffers
         # Statistics first: a rank that has come to the flags' sum has read its peers' statistics.
         if buffers is not None and buffers.statistics is not None:
@@ -328,13 +342,9 @@ class Steps:
 
     def _update(self, bucket: Bucket, settings: ParamGroups, *after: tuple[str, int]) -> None:
         index, step = bucket.index, bucket.step
-        self._begin("update", index, step)
+        self._note("update", index, step)
+        if self.recorder is not None:
+            self.recorder.open()
         self._strategy.before_use(bucket, UpdateSettings(settings, self._without))
         if self.recorder is not None:
             self.recorder.close_hook(bucket.gather_channel, "gather", index, step, *after)
-
-    def _begin(self, phase: str, bucket: int, step: int) -> None:
-        """Note that a hook begins, and begin its task."""
-        self._note(phase, bucket, step)
-        if self.recorder is not None:
-            self.recorder.open()

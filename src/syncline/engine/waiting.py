@@ -54,7 +54,7 @@ class Waiting:
         self._buckets: Sequence[Bucket] = ()
         self.recorder: Recorder | None = None
         for slot in slots:
-            waiters.set(slot.parameter, self._make_wait(slot))
+            waiters.set(slot.parameter, self._wait_for, slot.number)
         self._handles = list(self._hook_modules())
         self.first_use = FirstUse(self._parameters)
 
@@ -68,16 +68,15 @@ class Waiting:
             handle.remove()
         self._handles = []
 
-    def _make_wait(self, slot: Slot) -> Callable[[], None]:
-        def wait() -> None:
-            if slot.bucket is None:
-                self.first_use.touch(slot.number)
-            elif slot.bucket.is_in_flight:
-                self.wait(slot.bucket)
-            else:
-                become(slot.parameter, self._readable)
-
-        return wait
+    def _wait_for(self, number: int) -> None:
+        """Wait, on the compute lane, until a parameter may be used."""
+        slot = self._slots[number]
+        if slot.bucket is None:
+            self.first_use.touch(number)
+        elif slot.bucket.is_in_flight:
+            self.wait(slot.bucket)
+        else:
+            become(slot.parameter, self._readable)
 
     @property
     def _readable(self) -> type[Parameter]:

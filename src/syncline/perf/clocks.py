@@ -15,11 +15,8 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from syncline.perf.trace import Clocks
-
-Floats = npt.NDArray[np.float64]
 
 SAME_CLOCK_S = 1e-6
 """The error between ranks that read one clock: how finely it is read and written."""

@@ -21,10 +21,12 @@ def of_steps(tasks: Iterable[Task]) -> list[Task]:
     """Leave out calls that were served for no task: those of set-up and of the end."""
     tasks = list(tasks)
     known = {part.exchange for task in tasks if task.kind != "serve" for part in task.parts}
+    known.discard("")
     ranks = {task.rank for task in tasks}
 
     def is_known(task: Task) -> bool:
         answer = task.parts[-1]
+        assert answer.kind == "answer", task
         return answer.exchange in known or answer.peers[0] not in ranks
 
     return [task for task in tasks if task.kind != "serve" or is_known(task)]
@@ -52,7 +54,8 @@ def divide(
         for part, start_s in task.spans():
             if part.kind in _WITH_OTHERS:
                 others = came_s[part.exchange]
-                met_s = max(others[rank] for rank in part.peers or others if rank in others)
+                came = [others[rank] for rank in part.peers or others if rank in others]
+                met_s = max(came, default=start_s)  # a peer that is gone has told nothing
                 yield from _cut(part, start_s, ("wait", met_s))
                 yield from _rest(part, max(start_s, met_s), part.kind == "meet", latency_s)
             elif part.kind == "call":

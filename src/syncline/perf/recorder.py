@@ -143,6 +143,10 @@ class Recorder:
         self.end_part("latency", exchange, end_s=moving_s)
         self.end_part("wire", exchange)
 
+    def end_wait_for_calls(self, before: str) -> None:
+        """End a wait that a call has ended, unless the last one is still `before`."""
+        self.end_part("wait", "" if self.last_served == before else self.last_served)
+
     def add_bytes(self, num_bytes: int) -> None:
         """Count bytes that are handed to peers for the part that is under way."""
         opened = self._open.get(greenlet.getcurrent())
@@ -157,6 +161,9 @@ class Recorder:
     def close(self, kind: str, bucket: int, step: int, after: tuple[TaskId, ...] = ()) -> int:
         """End the task that was opened last; since its last part it ran the hook's own code."""
         self.end_part("work")
+        return self._close(kind, bucket, step, after)
+
+    def _close(self, kind: str, bucket: int, step: int, after: tuple[TaskId, ...] = ()) -> int:
         current = greenlet.getcurrent()
         opened = self._open[current]
         task = opened.pop()
@@ -182,7 +189,7 @@ class Recorder:
         self.end_part("work")
         self.end_part("answer", exchange, (caller,))
         self.last_served = exchange
-        self.close("serve", -1, self.step)
+        self._close("serve", -1, self.step)
 
     def add_served(self, exchange: str, caller: int, start_s: float, end_s: float) -> None:
         """Record a call whose times are known, which this rank serves."""
@@ -213,11 +220,11 @@ class Recorder:
             self.follow("forward", self._bucket, self.step, self._since_s)
             self._since_s = None
 
-    def waited(self, bucket: int, step: int, start_s: float) -> None:
-        """Record that the compute lane has waited until a bucket was gathered; -1 for all."""
-        gathered = self.after(("gather", bucket)) if bucket >= 0 else self.after_all("gather")
+    def waited(self, bucket: int, step: int, start_s: float, kind: str = "gather") -> None:
+        """Record that the compute lane has waited for a bucket's task of a kind; -1 for all."""
+        before = self.after((kind, bucket)) if bucket >= 0 else self.after_all(kind)
         self.follow("wait", bucket, step, start_s)
-        self._waited_for += gathered
+        self._waited_for += before
         # The time before this wait belongs to no bucket's backward: drop it.
         if self._since_s is not None:
             self._since_s = self.now()

@@ -31,7 +31,8 @@ TaskId = tuple[int, int]
 """A task of any rank: the rank, and the task's number there."""
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+# gc=False: the cyclic collector skips them. A long trace has millions, and none is in a cycle.
+class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """A part of a task; it begins where the part before it ends, or with the task."""
 
     kind: str
@@ -44,7 +45,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """The ranks that it received from, if not from all members of the collective."""
 
 
-class Task(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Task(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """One piece of work on one lane. Times are seconds of one clock.
 
     `number` counts a rank's tasks from 0. `bucket` is -1 if the task belongs to no bucket.
@@ -72,8 +73,8 @@ class Task(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the ranks' clocks were made one: what was added to each, and how wrong that may be.
 
-    Offsets are in seconds, by rank, when the trace begins and when it ends. The true offset lies
-    within `error_s` of the one that was used.
+    Offsets are in seconds, by rank, when the trace begins and when it ends. The difference of two
+    ranks' times is wrong by at most `error_s`.
     """
 
     offsets_s: tuple[tuple[float, float], ...] = ()

@@ -81,7 +81,8 @@ def simulate_job(
     )
     if found.trace is None:
         return found
-    header = msgspec.structs.replace(found.trace.header, job=job_to_toml(job))
+    about = {"job": job_to_toml(job), "strategy": settings.name}
+    header = msgspec.structs.replace(found.trace.header, **about)
     return dataclasses.replace(found, trace=Trace(found.trace.tasks, header))
 
 

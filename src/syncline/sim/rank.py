@@ -316,13 +316,13 @@ class VirtualRank:
     def _clip(self) -> None:
         """Clip the gradients as a real rank does: send all buckets, then wait."""
         self.steps.send_ready(_no_settings)
-        started = self._clock.now_s
+        started = self.steps.begin_clip()
         if self.learner is not None:
             self._lane.submit(self.learner.clip, self)
         elif self._sizes_only is not None:
             self._lane.submit(self._sizes_only.clip)
         self._lane.drain()
-        self.steps.waited_s += self._timing.waited_since(started)
+        self.steps.end_clip(started)
 
     def _serve_step(self, step: int) -> None:
         """Take part in a step of the other ranks, on a rank that computes nothing."""
