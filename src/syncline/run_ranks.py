@@ -77,12 +77,12 @@ class RunRanks:
         pace.end_step(now_s, statistics.fmean(steps.values()), is_any_done=is_any_done)
 
     def lost_shards(self, start: int) -> int:
-        """Return how many shards the absent ranks had computed since step `start`."""
+        """Return how many shards the absent ranks had computed after step `start`, their first."""
         absent = self.absent()
         if self._control is None or not absent:
             return 0
         steps, dealt = self._control.steps(), self._replica.plan.shards
-        return sum(max(0, steps.get(rank, 0) - start) * len(dealt[rank]) for rank in absent)
+        return sum(max(0, steps.get(rank, 0) - start - 1) * len(dealt[rank]) for rank in absent)
 
     def show_phase(self, phase: str) -> None:
         """Tell other ranks what this one is doing: they name it if this rank fails."""
