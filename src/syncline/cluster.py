@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from syncline.config import ClusterSettings
 
 LinkModel = Literal["exact", "fast"]
-"""How messages share links: max-min fairly, or port by port, which is faster to simulate."""
+"""How messages share links: max-min fairly, or nearly so, which is faster to simulate."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):

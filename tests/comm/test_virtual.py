@@ -17,11 +17,12 @@ from worlds import cluster
 INSIDE = Link(latency_s=0.01, rate_bytes_per_s=1e6)
 
 
-def run_timed(size, machines, work, **costs):
+def run_timed(size, machines, work, has_fast_links=False, **costs):
     """Run work(comm, clock) on virtual ranks whose network carries 1000 bytes a second."""
     clock = Clock()
     cluster_ = cluster(size, size // machines, rate=1000.0, inside=INSIDE, **costs)
-    world = VirtualWorld(clock, cluster_, learns=True, algorithm="direct")
+    options = {"learns": True, "algorithm": "direct", "has_fast_links": has_fast_links}
+    world = VirtualWorld(clock, cluster_, **options)
     results = {}
 
     def run(rank):
@@ -118,7 +119,8 @@ def test_a_rank_sends_the_messages_of_its_calls_one_after_the_other():
     assert ended_s - began_s == pytest.approx(0.75 + 0.25)  # the answer to the last is one, too
 
 
-def test_messages_to_a_rank_keep_their_order_those_to_several_share_the_link():
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_messages_to_a_rank_keep_their_order_those_to_several_share_the_link(is_fast):
     def work(comm, clock):
         window = comm.window(0, torch.float32, {"take": lambda call: 0})
         values, ends = comm.allocate(250, torch.float32), []
@@ -132,7 +134,7 @@ def test_messages_to_a_rank_keep_their_order_those_to_several_share_the_link():
 
     # 1000 bytes a second. The first to rank 1 and the one to rank 2 share the link for 2 s; then
     # the second to rank 1 has it alone.
-    found = run_timed(3, 3, work, latency_s=0.0, update_bytes_per_s=float("inf"))
+    found = run_timed(3, 3, work, is_fast, latency_s=0.0, update_bytes_per_s=float("inf"))
     assert found[0] == pytest.approx([2.0, 3.0, 3.0])
 
 
@@ -142,7 +144,7 @@ def test_serving_and_the_owner_s_own_work_take_turns_on_its_comm_lane():
         comm.barrier()
         began_s, ends = clock.now_s, []
         if comm.position == 0:
-            update = TimedOptimizer(comm.endpoint.turns, comm.traffic, None, 5.0)
+            update = TimedOptimizer(comm.endpoint, None, 5.0)
             for _ in range(2):
                 update.run(UpdateSettings([], frozenset()))
                 ends.append(clock.now_s - began_s)

@@ -39,10 +39,18 @@ def test_fast_links_take_steps_within_one_per_cent_of_the_exact_ones(name, per_m
     (*_, fast_s), (*_, exact_s) = fast.step_ends_s, exact.step_ends_s
     first_s, exact_first_s = fast.step_ends_s[0], exact.step_ends_s[0]
     assert fast_s - first_s == pytest.approx(exact_s - exact_first_s, rel=0.01)
-    # All ranks begin their first exchange at once, and then wait for the links.
-    assert first_s == pytest.approx(exact_first_s, rel=0.1)
+    assert first_s == pytest.approx(exact_first_s, rel=0.01)
     assert fast.sent_bytes == exact.sent_bytes
     assert fast.carried_bytes == pytest.approx(exact.carried_bytes)
+
+
+@pytest.mark.parametrize("name", ["gossip", "elastic", "server"])
+def test_ranks_that_wait_for_the_wire_take_steps_as_on_exact_links(name):
+    # Each port for itself, without the others that a message goes through, was up to 15 % off here.
+    conditions = Conditions(jitter=Jitter(kind="lognormal", sigma=0.3), seed=5)
+    fast, exact = (run(name, links, rate=2e5, conditions=conditions) for links in ("fast", "exact"))
+    assert exact.exposed_communication > 0.2
+    assert fast.step_ends_s == pytest.approx(exact.step_ends_s, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["synchronous", "local", "sync_server", "wait_free"])
@@ -74,7 +82,7 @@ def test_staleness_is_counted_on_both():
 def test_the_same_seed_gives_the_same_trace(name):
     conditions = Conditions(jitter=Jitter(kind="lognormal", sigma=0.3), seed=5)
     first, second = (
-        run(name, "fast", 12, conditions=conditions, traces=True).trace.to_bytes() for _ in range(2)
+        run(name, "fast", 4, conditions=conditions, traces=True).trace.to_bytes() for _ in range(2)
     )
     assert first == second
 
@@ -82,7 +90,9 @@ def test_the_same_seed_gives_the_same_trace(name):
 def test_links_are_exact_unless_fast_ones_are_chosen():
     work, links = workload((8192, 0.1, 0.1)), cluster(12)
     assert simulate(work, links, "gossip", steps=1).links == "exact"
-    assert simulate(work, links, "gossip", steps=1, links="fast").links == "fast"
+    fast = simulate(work, links, "gossip", steps=1, links="fast")
+    assert fast.links == "fast"
+    assert fast.link_slack == 0.0  # few flows: rates are computed at each change
 
 
 def calls_in_turn(links, per_machine=1, ranks=6, **costs):
@@ -138,9 +148,19 @@ def test_ranks_go_on_without_owners_that_have_died():
     deaths = Conditions(
         faults=tuple(Fault(rank=rank, step=2, kind="death") for rank in (3, 4)),
     )
-    outcome = run("elastic", "fast", 12, conditions=deaths)
+    outcome = run("elastic", "fast", 8, conditions=deaths)
     assert sorted(outcome.gone) == [3, 4]
     assert len(outcome.step_ends_s) == 6
+
+
+def test_a_rank_dies_while_bundled_calls_are_under_way():
+    # Ranks wait for the wire: when it dies, it has answered some calls of a bundle, and not others.
+    deaths = Conditions(faults=(Fault(rank=3, step=2, kind="death"),))
+    fast, exact = (
+        run("elastic", links, rate=4e4, conditions=deaths) for links in ("fast", "exact")
+    )
+    assert sorted(fast.gone) == sorted(exact.gone) == [3]
+    assert fast.step_ends_s == pytest.approx(exact.step_ends_s, rel=1e-6)
 
 
 def test_owners_serve_bundles_one_after_the_other():

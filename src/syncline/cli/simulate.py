@@ -157,6 +157,7 @@ def to_json_dict(job: Job, outcome: Outcome) -> dict[str, Any]:
         "wall_s": outcome.wall_s,
         "gone": outcome.gone,
         "links": outcome.links,
+        "link_slack": outcome.link_slack,
     }
     if outcome.weights_sha256 is not None:
         found |= {
@@ -188,7 +189,9 @@ def print_outcome(job: Job, outcome: Outcome, trace: Path | None, console: Conso
     if outcome.peak_memory_bytes is not None and outcome.mean_peak_memory_bytes is not None:
         most, mean = outcome.peak_memory_bytes / 1e6, outcome.mean_peak_memory_bytes / 1e6
         table.add_row("peak memory of tensors, a rank", f"{most:,.4g} MB (mean {mean:,.4g})")
-    table.add_row("links", outcome.links)
+    slack = outcome.link_slack
+    about = "" if slack is None else f" (approximate, slack {slack:.1%})"
+    table.add_row("links", f"{outcome.links}{about}")
     if outcome.weights_sha256 is not None:
         table.add_row("loss of the last step", f"{outcome.loss:.4f}")
         if outcome.accuracy is not None:

@@ -30,7 +30,8 @@ from syncline.comm.base import (
 from syncline.comm.group_numbers import GroupNames
 from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.shape import Machines, by_machine, choose, kind_of
-from syncline.comm.virtual_endpoint import Endpoint
+from syncline.comm.virtual_bundle import Calls
+from syncline.comm.virtual_endpoint import Booked, Endpoint
 from syncline.comm.virtual_group import (
     END_OF_LENDING,
     Charge,
@@ -43,12 +44,16 @@ from syncline.comm.virtual_group import (
 )
 from syncline.comm.virtual_stream import Streams
 from syncline.comm.virtual_window import VirtualWindow
-from syncline.comm.window import Functions, Window
+from syncline.comm.window import Counted, Functions, Window
 from syncline.errors import CommError
 from syncline.virtual.clock import Clock, Signal
 from syncline.virtual.fast_link import FastLinks
 from syncline.virtual.link import Links, Port
-from syncline.virtual.turns import Booked, Bookings, Turns
+from syncline.virtual.turns import Turns
+
+SLACK = 0.02
+"""The slack of fast links on 32 to 128 ranks. Fewer have less of it: with few flows at a port, each
+of them counts. More have more of it: rates of more flows take longer to compute."""
 
 
 class VirtualWorld:
@@ -70,25 +75,27 @@ class VirtualWorld:
         self.last_death_s = -1.0
         self.gone: set[int] = set()
         """The ranks that have died."""
-        self.bundles_calls = has_fast_links and not learns
-        """Whether calls to the owners of many strips are one message (`virtual_bundle.py`)."""
-        self.bookings = Bookings(cluster.ranks)
-        self.endpoints = [Endpoint(rank, self._lane(rank)) for rank in range(cluster.ranks)]
+        self.endpoints = [
+            Endpoint(rank, Turns(clock, f"the comm lane of rank {rank}"))
+            for rank in range(cluster.ranks)
+        ]
         rates: dict[Port, float] = {}
         for machine in range(cluster.machines):
             rates["out", machine] = rates["in", machine] = cluster.network.rate_bytes_per_s
         for rank in range(cluster.ranks):
             rates["inside", rank] = cluster.inside.rate_bytes_per_s
-        self.links = FastLinks(clock, rates) if has_fast_links else Links(clock, rates)
+        self.links: Links | FastLinks = Links(clock, rates)
+        if has_fast_links:
+            slack = SLACK * min(1.0, (cluster.ranks / 32) ** 2) * max(1.0, cluster.ranks / 128)
+            self.links = FastLinks(clock, rates, slack, cluster.ranks**2)
+        self.calls: Calls | None = None
+        """Calls to the owners of many strips, if they are bundled (`virtual_bundle.py`)."""
+        if isinstance(self.links, FastLinks) and not learns:
+            self.calls = Calls(self, self.links, cluster.ranks)
         self.streams = Streams()
         machines = by_machine(range(cluster.ranks), cluster.ranks_per_machine)
         self.names = GroupNames()
         self._everybody = VirtualGroup(self, machines)
-
-    def _lane(self, rank: int) -> Turns | Booked:
-        if self.bundles_calls:
-            return Booked(self.clock, self.bookings, rank)
-        return Turns(self.clock, f"the comm lane of rank {rank}")
 
     def machine_of(self, rank: int) -> int:
         return rank // self.cluster.ranks_per_machine
@@ -120,7 +127,10 @@ class VirtualWorld:
         else:
             sent_s = self.clock.now_s if is_answer else self.send_messages(one, 1)
             moving_s = sent_s + link.latency_s
-            self.clock.at(moving_s, self.streams.send, (one, other), start, done)
+            if isinstance(self.links, FastLinks):
+                self.clock.at(moving_s, start, done, one * self.cluster.ranks + other)
+            else:
+                self.clock.at(moving_s, self.streams.send, (one, other), start, done)
         return moving_s
 
     def send_messages(self, rank: int, number: int) -> float:
@@ -158,6 +168,8 @@ class VirtualWorld:
         endpoint.died = how
         self.gone.add(endpoint.rank)
         endpoint.turns.end()
+        if self.calls is not None:
+            self.calls.die(endpoint.rank)
         self.last_death_s = self.clock.now_s
         for pending in list(endpoint.asked):
             pending.done.set()
@@ -264,6 +276,9 @@ class VirtualComm:
         number = self._num_windows
         self._num_windows += 1
         num_bytes = num_elements * dtype.itemsize
+        calls, me = self._world.calls, self.endpoint
+        if calls is not None and any(isinstance(one, Counted) for one in functions.values()):
+            me.turns = Booked(self._world.clock, calls, me.rank)
         return VirtualWindow(self._group, self.endpoint, number, num_bytes, functions)
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:

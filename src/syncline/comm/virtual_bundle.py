@@ -1,51 +1,60 @@
-"""Calls to the owners of many strips as one message there and one back, for simulations of sizes.
+"""Calls to the owners of many strips, as rows of arrays, for simulations of sizes.
 
-With N ranks that call each other there are N^2 calls for each bucket and step. Here a rank's calls
-to all owners on other machines are a bundle: it brings each port the bytes that its calls bring
-there, and arrives when every port has served it. Every owner serves its call after what came to its
-comm lane before. The answers go back as one message. The caller waits for all of them anyway.
-
-A bundle of n calls pays what n calls pay: the caller's processor time for n messages, each owner's
-time on its lane. As with single calls, that overlaps with the bytes on the links: these begin to
-move with the first message, there and back, and a call is over at the earliest when its own message
-has left, was served and has come back. Calls inside a machine bring no bytes to links.
-
-What is left out: calls of a bundle arrive together, so one may be served before its turn to leave.
+With N ranks that call each other there are N^2 calls for each bucket and step, too many for Python
+code for each. A rank's calls to all owners are a bundle. Each call of it takes its own way, as a
+single call does (`virtual_window.py`): it leaves the caller when the messages before it have left,
+takes its share of links (`fast_link.py`), is served after what came to its owner's comm lane
+before, and its answer takes its share of links again. All calls that arrive before links change
+their rates are looked at together. The caller waits for all of them anyway.
 
 The functions are not run (`window.Counted`): an owner's first call tells how long each takes.
 """
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from syncline.comm.many_calls import Targets
 from syncline.comm.traffic import Traffic
+from syncline.comm.virtual_trip import Trip
 from syncline.comm.window import Call
 from syncline.virtual.clock import Clock, Signal
-from syncline.virtual.fast_link import FastLinks, Route
-from syncline.virtual.link import Port
+from syncline.virtual.fast_link import FastLinks
 
 if TYPE_CHECKING:
-    from syncline.comm.virtual_window import VirtualWindow
+    from syncline.comm.virtual import VirtualWorld
 
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
+NOBODY: Ints = np.zeros(0, dtype=np.int64)
+
+
 class Bundle:
     """A bundle under way."""
 
-    def __init__(self, clock: Clock, why: Callable[[], str], traffic: Traffic) -> None:
+    trip: Trip
+    first: int
+    """The place of its first call."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        why: Callable[[], str],
+        traffic: Traffic,
+        call_of: Callable[[int], Call],
+    ) -> None:
+        """`call_of` returns the call for a target, to see how long it takes."""
         self.done = Signal(clock)
         self._why = why
         self._traffic = traffic
+        self.call_of = call_of
         self.results: Sequence[int | None] = ()
 
     def wait(self) -> Sequence[int | None]:
@@ -54,159 +63,227 @@ class Bundle:
         return self.results
 
 
-class Served:
-    """How long a window's function takes for each strip, and how many calls a rank has served."""
+class Calls:
+    """All bundled calls of a world that are under way, and the lanes on which they are served.
 
-    def __init__(self, num_ranks: int) -> None:
-        self.seconds = np.full(num_ranks, np.nan)
-        self.num_calls = np.zeros(num_ranks, dtype=np.int64)
+    Rows are numbered as the places of `links`. A rank's own work waits for the call that is being
+    served, not for those behind it, which wait for the work: as in `Turns`.
+    """
 
+    def __init__(self, world: VirtualWorld, links: FastLinks, num_ranks: int) -> None:
+        self._world = world
+        self._clock = world.clock
+        self._links = links
+        links.on_ends, links.first_wanted = self._end, self._first_over
+        machines = range(world.cluster.machines)
+        self.outs: Ints = np.array([links.number(("out", machine)) for machine in machines])
+        self.ins: Ints = np.array([links.number(("in", machine)) for machine in machines])
+        self.until_s = np.zeros(num_ranks)
+        """By rank: when the lane has done all that has come to it."""
+        self._booked: list[list[Ints]] = [[] for _ in range(num_ranks)]
+        """By rank: calls that have come since its lane was idle."""
+        self._counts = np.zeros(0, dtype=np.int64)
+        """How many calls were served: by window, function and rank."""
+        self._bundles: list[Bundle | None] = []
+        self._num_left = np.zeros(0, dtype=np.int64)
+        """By bundle."""
+        self._free: list[int] = []
+        # By call.
+        self._bundle = np.zeros(0, dtype=np.int64)
+        self._owner = np.zeros(0, dtype=np.int64)
+        self._counter = np.zeros(0, dtype=np.int64)
+        self._seconds = np.zeros(0)
+        self._latency_s = np.zeros(0)
+        self._begin_s = np.zeros(0)
+        """When the owner begins to serve it."""
+        self._back = np.zeros((2, 0), dtype=np.int64)
+        self._stream_back = np.zeros(0, dtype=np.int64)
+        self._num_bytes = np.zeros(0)
+        self._result = np.zeros(0, dtype=np.int64)
+        """0 until it has been served, -1 if the owner has died."""
 
-class Trip:
-    """What is always the same when a rank calls the same owners: kept from call to call."""
+    def counters(self) -> int:
+        """Return the first of new counters, one for each rank."""
+        first = len(self._counts)
+        self._counts = np.concatenate([self._counts, np.zeros(len(self.until_s), dtype=np.int64)])
+        return first
 
-    def __init__(
-        self, window: VirtualWindow, function: str, targets: Targets, element_bytes: int
-    ) -> None:
-        world, me = window.world, window.rank
-        self.window = window
-        self.function = function
-        self.targets = targets
-        self.served = window.served(function)
-        ranks = [window.ranks[position] for position in targets.positions]
-        self.ranks: Ints = np.array(ranks, dtype=np.int64)
-        self.numbers: Ints = np.array([strip.number for strip in targets.strips], dtype=np.int64)
-        self.is_distinct = len(set(targets.positions)) == len(targets.positions)
-        self._lanes = world.bookings
-        is_inside = np.array([world.is_inside(me, rank) for rank in ranks], dtype=bool)
-        self.others = np.flatnonzero(self.ranks != me)
-        self.mine = np.flatnonzero(self.ranks == me)
-        self.inside = np.flatnonzero(is_inside & (self.ranks != me))
-        self.across = np.flatnonzero(~is_inside)
-        self.sizes = [(strip.stop - strip.start) * element_bytes for strip in targets.strips]
-        self.num_bytes = sum(self.sizes[at] for at in self.others)
-        self.serving_s: Floats = np.array(
-            [
-                world.serving_s(me, rank, 2 * size)
-                for rank, size in zip(ranks, self.sizes, strict=True)
-            ]
+    def begin(self, trip: Trip, bundle: Bundle) -> None:
+        """Begin the calls of a bundle."""
+        world, now_s, num = self._world, self._clock.now_s, len(trip.owners)
+        first = self._links.take(num)
+        bundle.trip, bundle.first = trip, first
+        self._grow()
+        mine = slice(first, first + num)
+        self._bundle[mine] = number = self._number(bundle, num)
+        self._owner[mine] = trip.owners
+        self._counter[mine] = trip.served.first_counter + trip.owners
+        self._seconds[mine] = trip.seconds(bundle.call_of)
+        self._latency_s[mine] = trip.latency_s
+        self._begin_s[mine] = -math.inf
+        self._back[:, mine] = trip.back
+        self._stream_back[mine] = trip.streams_back
+        self._num_bytes[mine] = trip.flow_bytes
+        self._result[mine] = 0
+        start_s = now_s + trip.latency_s
+        num_sent = len(trip.across)
+        if num_sent:
+            last_s = world.send_messages(trip.window.rank, num_sent)
+            early = world.cluster.message_s * np.arange(num_sent - 1, -1, -1)
+            start_s[trip.across] = last_s - early + trip.latency_s[trip.across]
+        places = np.arange(first, first + num)
+        self._links.send(places, trip.there, trip.flow_bytes, start_s, trip.streams_there)
+        if not num:
+            self._finish(number)
+
+    def spend(self, rank: int, seconds: float) -> None:
+        """Let time pass inside a process for a rank's own work, in its turn."""
+        now_s, wait_s = self._clock.now_s, 0.0
+        if self.until_s[rank] > now_s:
+            calls = np.concatenate([NOBODY, *self._booked[rank]])
+            calls = calls[self._begin_s[calls] + self._seconds[calls] > now_s]
+            self._booked[rank] = [calls]
+            begin_s = self._begin_s[calls]
+            end_s = begin_s + self._seconds[calls]
+            is_served = begin_s <= now_s
+            if is_served.any():
+                wait_s = float(end_s[is_served].max()) - now_s
+            later = calls[begin_s > now_s]
+            self._begin_s[later] += seconds
+            self._links.start_s[later] += seconds
+        self.until_s[rank] = max(self.until_s[rank], now_s) + seconds
+        self._clock.sleep(wait_s + seconds)
+
+    def die(self, rank: int) -> None:
+        """End the calls to a rank that has died: they have no result."""
+        num = min(self._links.num_places, len(self._owner))
+        is_open = np.isin(self._bundle[:num], [at for at, one in enumerate(self._bundles) if one])
+        self._over(
+            np.flatnonzero(is_open & (self._owner[:num] == rank) & (self._result[:num] >= 0)), -1
         )
-        there: dict[Port, tuple[float, int]] = {}
-        back: dict[Port, tuple[float, int]] = {}
-        for at in self.across:
-            for port in world.ports_between(me, ranks[at])[0]:
-                _add(there, port, self.sizes[at])
-            for port in world.ports_between(ranks[at], me)[0]:
-                _add(back, port, self.sizes[at])
-        assert isinstance(world.links, FastLinks)
-        self.there: Route = world.links.route(there)
-        self.back: Route = world.links.route(back)
+        self._links.look_again()
 
-    def call(self, bundle: Bundle, at_first: Callable[[int], Call]) -> None:
-        """Begin the calls; `at_first` returns the call for a target, to see how long it takes."""
-        world, clock = self.window.world, self.window.world.clock
-        results: list[int | None] = [None] * len(self.ranks)
-        num_left = 1
+    def _number(self, bundle: Bundle, num_calls: int) -> int:
+        """Number a bundle."""
+        if not self._free:
+            self._free.append(len(self._bundles))
+            self._bundles.append(None)
+            self._num_left = np.concatenate([self._num_left, [0]])
+        number = self._free.pop()
+        self._bundles[number], self._num_left[number] = bundle, num_calls
+        return number
 
-        def end() -> None:
-            nonlocal num_left
-            num_left -= 1
-            if not num_left:
-                bundle.results = results
-                bundle.done.set()
+    def _grow(self) -> None:
+        more = len(self._links.start_s) - len(self._owner)
+        if more > 0:
+            for name in ("bundle", "owner", "counter", "stream_back", "result"):
+                _extend(self, f"_{name}", np.zeros(more, dtype=np.int64))
+            for name in ("seconds", "latency_s", "begin_s", "num_bytes"):
+                _extend(self, f"_{name}", np.zeros(more))
+            self._back = np.hstack([self._back, np.zeros((2, more), dtype=np.int64)])
 
-        def serve(targets: Ints, come_s: Floats | float) -> tuple[float, float]:
-            return self._serve(targets, come_s, results, at_first)
+    def _end(self, calls: Ints, times_s: Floats) -> None:
+        """Go on with calls whose values, or whose answers, have arrived."""
+        is_answer = self._result[calls] != 0
+        there, back = calls[~is_answer], calls[is_answer]
+        if len(there):
+            self._serve(there, times_s[~is_answer])
+        if len(back):
+            back = back[self._result[back] > 0]
+            self._owner[back] = -1  # its death would change nothing
+            self._over(back, 0)
 
-        def arrive_inside() -> None:
-            _, last_s = serve(self._alive(self.inside), clock.now_s)
-            clock.at(last_s + world.cluster.inside.latency_s, end)
+    def _over(self, calls: Ints, result: int) -> None:
+        """End calls; bundles without any others are over."""
+        if result:
+            self._result[calls] = result
+        numbers, num_over = np.unique(self._bundle[calls], return_counts=True)
+        self._num_left[numbers] -= num_over
+        for number in numbers[self._num_left[numbers] == 0].tolist():
+            self._finish(number)
 
-        if len(self.inside):
-            num_left += 1
-            clock.after(world.cluster.inside.latency_s, arrive_inside)
-        if len(self.across):
-            num_left += 1
-            self._call_across(serve, end)
-        _, last_s = serve(self.mine, clock.now_s)
-        clock.at(last_s, end)
+    def _finish(self, number: int) -> None:
+        bundle = self._bundles[number]
+        assert bundle is not None
+        num = len(bundle.trip.owners)
+        results = self._result[bundle.first : bundle.first + num].tolist()
+        bundle.results = [None if result < 0 else result for result in results]
+        self._bundles[number] = None
+        self._free.append(number)
+        self._bundle[bundle.first : bundle.first + num] = -1
+        if None not in bundle.results:  # else some are still on their way to or from the dead
+            self._links.give(bundle.first, num)
+        bundle.done.set()
 
-    def _call_across(
-        self, serve: Callable[[Ints, Floats | float], tuple[float, float]], end: Callable[[], None]
-    ) -> None:
-        """Send the calls to other machines, and the answers back; then call `end`."""
-        world, clock = self.window.world, self.window.world.clock
-        assert isinstance(world.links, FastLinks)
-        links, message_s = world.links, world.cluster.message_s
-        latency_s = world.cluster.network.latency_s
-        num, me = len(self.across), self.window.rank
-        last_sent_s = world.send_messages(self.window.rank, num)
-        first_sent_s = last_sent_s - (num - 1) * message_s
-        come_s = np.zeros(len(self.ranks))
-        come_s[self.across] = first_sent_s + latency_s + message_s * np.arange(num)
+    def _first_over(self, calls: Ints, ends_s: Floats) -> float:
+        """Return when the first bundle is over, of calls that end at these times, in order."""
+        is_answer = self._result[calls] > 0
+        numbers = self._bundle[calls[is_answer]]
+        found, num_over = np.unique(numbers, return_counts=True)
+        is_over = num_over == self._num_left[found]
+        if not is_over.any():
+            return math.inf
+        last_s = np.zeros(len(self._num_left))
+        last_s[numbers] = ends_s[is_answer]  # the last one counts
+        return float(last_s[found[is_over]].min())
 
-        def arrive() -> None:
-            alive = self._alive(self.across)
-            first_s, last_s = serve(alive, come_s[alive])
-            start = functools.partial(links.send, self.back)
-            end_s = first_s + latency_s
-            clock.at(end_s, world.streams.send, ("back", me), start, lambda: come_back(last_s))
+    def _serve(self, calls: Ints, come_s: Floats) -> None:
+        """Let owners serve calls in the order in which they have come, and answer."""
+        if self._world.gone:
+            is_gone = np.isin(self._owner[calls], list(self._world.gone))
+            if is_gone.any():
+                self._over(calls[is_gone], -1)
+                calls, come_s = calls[~is_gone], come_s[~is_gone]
+        if not len(calls):
+            return
+        order = np.lexsort((come_s, self._owner[calls]))
+        calls, come_s = calls[order], come_s[order]
+        owners, seconds = self._owner[calls], self._seconds[calls]
+        # A call begins when it has come and those before it have ended. Without the time that
+        # those before it take, that is the latest of such moments until then.
+        is_first = np.r_[True, owners[1:] != owners[:-1]]
+        lane = np.cumsum(is_first) - 1
+        before_s = np.cumsum(seconds) - seconds
+        before_s -= before_s[is_first][lane]
+        ready_s = come_s - before_s
+        first = np.flatnonzero(is_first)
+        ready_s[first] = np.maximum(ready_s[first], self.until_s[owners[first]])
+        low_s = float(ready_s.min())
+        apart_s = float(ready_s.max()) - low_s + 1.0  # keeps lanes apart
+        ready_s = np.maximum.accumulate(ready_s - low_s + lane * apart_s) - lane * apart_s + low_s
+        begin_s = ready_s + before_s
+        end_s = begin_s + seconds
+        ends = np.append(first[1:], len(calls))
+        last = ends - 1
+        is_idle = self.until_s[owners[first]] <= come_s[first]
+        for owner, low, high, begins in zip(
+            owners[first].tolist(), first.tolist(), ends.tolist(), is_idle.tolist(), strict=True
+        ):
+            if begins:
+                self._booked[owner] = []
+            self._booked[owner].append(calls[low:high])
+        self.until_s[owners[last]] = end_s[last]
+        self._begin_s[calls] = begin_s
+        self._count(calls)
+        self._links.send(
+            calls,
+            self._back[:, calls],
+            self._num_bytes[calls],
+            end_s + self._latency_s[calls],
+            self._stream_back[calls],
+        )
 
-        def come_back(last_s: float) -> None:
-            clock.at(max(clock.now_s, last_s + latency_s), end)
-
-        start = functools.partial(links.send, self.there)
-        clock.at(first_sent_s + latency_s, world.streams.send, ("there", me), start, arrive)
-
-    def _alive(self, targets: Ints) -> Ints:
-        """Return the targets whose owners have not died."""
-        gone = self.window.world.gone
-        if not gone:
-            return targets
-        return np.array([at for at in targets if int(self.ranks[at]) not in gone], dtype=np.int64)
-
-    def _serve(
-        self,
-        targets: Ints,
-        come_s: Floats | float,
-        results: list[int | None],
-        at_first: Callable[[int], Call],
-    ) -> tuple[float, float]:
-        """Let the owners of some targets serve their calls, which come at `come_s` or now.
-
-        Return when the first and the last have done so.
-        """
-        now_s, lanes, served = self.window.world.clock.now_s, self._lanes, self.served
-        if not len(targets):
-            return now_s, now_s
-        come_s = np.broadcast_to(come_s, targets.shape)
-        first_s, last_s = np.inf, now_s
-        while len(targets):
-            ranks, numbers = self.ranks[targets], self.numbers[targets]
-            rest, rest_come_s = targets[:0], come_s[:0]
-            if not self.is_distinct:  # an owner of several strips serves one after the other
-                ranks, first = np.unique(ranks, return_index=True)
-                rest, rest_come_s = np.delete(targets, first), np.delete(come_s, first)
-                targets, come_s, numbers = targets[first], come_s[first], numbers[first]
-            seconds = served.seconds[numbers]
-            for at in np.flatnonzero(np.isnan(seconds)):
-                target = int(targets[at])
-                position = self.targets.positions[target]
-                taken_s = self.window.measure(position, self.function, at_first(target))
-                seconds[at] = served.seconds[numbers[at]] = taken_s
-            served.num_calls[ranks] += 1
-            for target, result in zip(targets, served.num_calls[ranks].tolist(), strict=True):
-                results[target] = result
-            seconds = seconds + self.serving_s[targets]
-            until_s = np.maximum(lanes.until_s[ranks], now_s) + seconds
-            lanes.until_s[ranks], lanes.call_s[ranks] = until_s, seconds
-            ends_s = np.maximum(until_s, come_s + seconds)
-            first_s, last_s = min(first_s, float(ends_s.min())), max(last_s, float(ends_s.max()))
-            targets, come_s = rest, rest_come_s
-        return first_s, last_s
+    def _count(self, calls: Ints) -> None:
+        """Give each call its number among those of its window, function and owner."""
+        counters = self._counter[calls]
+        order = np.argsort(counters, kind="stable")
+        counters = counters[order]
+        is_first = np.r_[True, counters[1:] != counters[:-1]]
+        at = np.arange(len(calls))
+        rank = at - at[is_first][np.cumsum(is_first) - 1]
+        self._result[calls[order]] = self._counts[counters] + rank + 1
+        np.add.at(self._counts, counters, 1)
 
 
-def _add(loads: dict[Port, tuple[float, int]], port: Port, num_bytes: int) -> None:
-    """Add a call's bytes to what a port has to serve."""
-    before, count = loads.get(port, (0.0, 0))
-    loads[port] = before + num_bytes, count + 1
+def _extend(calls: Calls, name: str, more: npt.NDArray[np.generic]) -> None:
+    setattr(calls, name, np.concatenate([getattr(calls, name), more]))

@@ -9,10 +9,37 @@ from typing import TYPE_CHECKING
 
 from syncline.comm.traffic import Traffic
 from syncline.virtual.clock import Clock, Signal
-from syncline.virtual.turns import Booked, Turns
+from syncline.virtual.turns import Turns
 
 if TYPE_CHECKING:
+    from syncline.comm.virtual_bundle import Calls
     from syncline.comm.virtual_window import Asked
+
+
+class Booked:
+    """A comm lane on which bundled calls are served: each of its turns is known when it comes."""
+
+    def __init__(self, clock: Clock, calls: Calls, rank: int) -> None:
+        self._clock = clock
+        self._calls = calls
+        self._rank = rank
+
+    def book(self, seconds: float) -> float:
+        """Take the next turn for a single call; return when it ends."""
+        until_s = self._calls.until_s
+        end_s = max(float(until_s[self._rank]), self._clock.now_s) + seconds
+        until_s[self._rank] = end_s
+        return end_s
+
+    def spend(self, seconds: float) -> None:
+        """Let time pass inside a process, in its turn, or in the turn that is being measured."""
+        if self._clock.is_measuring:
+            self._clock.sleep(seconds)
+        else:
+            self._calls.spend(self._rank, seconds)
+
+    def end(self) -> None:
+        """Do nothing: every turn ends by itself."""
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ import torch
 from syncline.comm.base import Partials, Strips, even_cuts, prepare_peer_sum
 from syncline.comm.cost import Phase, is_across, phases
 from syncline.comm.shape import Machines, positions_of, shape_of
-from syncline.comm.virtual_bundle import Served
+from syncline.comm.virtual_trip import Served
 from syncline.comm.volume import Volume, stages, strip_bytes, volume_of_partials, volume_of_strips
 from syncline.virtual.clock import Signal
 from syncline.virtual.link import Port

@@ -16,7 +16,8 @@ import torch
 from syncline.comm.base import Memory
 from syncline.comm.many_calls import OneByOne, PendingCalls, Targets
 from syncline.comm.peer_waits import id_of_call
-from syncline.comm.virtual_bundle import Bundle, Served, Trip
+from syncline.comm.virtual_bundle import Bundle
+from syncline.comm.virtual_trip import Served, Trip
 from syncline.comm.window import (
     Call,
     Counted,
@@ -214,7 +215,8 @@ class VirtualWindow(OneByOne):
         note: Callable[[int], bytes],
     ) -> PendingCalls:
         is_counted = isinstance(self.functions[function], Counted)
-        if not (self._world.bundles_calls and is_counted):
+        calls = self._world.calls
+        if calls is None or not is_counted:
             return super().call_all(function, targets, values, out, note)
         assert values.mine.dtype == out.mine.dtype
         key = (function, id(targets))
@@ -225,20 +227,20 @@ class VirtualWindow(OneByOne):
             self._count(function, 2 * trip.num_bytes, len(trip.others))
         else:
             for at in trip.others:
-                self._count(function, 2 * trip.sizes[at])
+                self._count(function, 2 * int(trip.sizes[at]))
         me = self._me
 
         def why() -> str:
-            return f"{me.doing}: {function} waits for the owners of {len(trip.ranks)} strips"
-
-        bundle = Bundle(self._world.clock, why, me.traffic)
+            return f"{me.doing}: {function} waits for the owners of {len(trip.owners)} strips"
 
         def call_of(target: int) -> Call:
             strip = targets.strips[target]
             where = (strip.start, strip.stop)
-            return Call.of(self.rank, values.part(*where), out.part(*where), note(strip.number))
+            mine = Memory(values.mine).part(*where), Memory(out.mine).part(*where)
+            return Call.of(self.rank, *mine, note(strip.number))
 
-        trip.call(bundle, call_of)
+        bundle = Bundle(self._world.clock, why, me.traffic, call_of)
+        calls.begin(trip, bundle)
         return bundle
 
     def served(self, function: str) -> Served:
@@ -246,7 +248,8 @@ class VirtualWindow(OneByOne):
         known = self._group.served
         key = (self._number, function)
         if key not in known:
-            known[key] = Served(len(self._world.endpoints))
+            assert self._world.calls is not None
+            known[key] = Served(len(self._world.endpoints), self._world.calls.counters())
         return known[key]
 
     def measure(self, position: int, function: str, call: Call) -> float:

@@ -102,7 +102,7 @@ class VirtualRank:
             inner = self.learner.optimizer_of(bucket, parameters, gradient, low, high)
         size_bytes = (high - low) * bucket.dtype.itemsize
         seconds = size_bytes / self.world.cluster.update_bytes_per_s
-        found = TimedOptimizer(self._me.turns, self.comm.traffic, inner, seconds, size_bytes)
+        found = TimedOptimizer(self._me, inner, seconds, size_bytes)
         self.optimizers.append(found)
         return found
 

@@ -65,6 +65,8 @@ class Outcome(RunResult):
     """How the parameters lie in buckets on rank 0."""
     links: LinkModel
     """The model of links that was used."""
+    link_slack: float | None = None
+    """Of fast links: the part of all messages that changed before rates were computed again."""
     messages: tuple[list[Sent], ...] = ()
     """What each rank sent in its steps, in order, with `keeps_messages`."""
     losses: tuple[float, ...] = ()
@@ -304,6 +306,7 @@ def _outcome(
         carried_bytes=carried,
         wall_s=wall_s,
         links="fast" if isinstance(world.links, FastLinks) else "exact",
+        link_slack=world.links.used_slack if isinstance(world.links, FastLinks) else None,
         messages=tuple(rank.comm.traffic.log or [] for rank in ranks),
         strategy=ranks[0].report(),
         trace=trace_of(ranks, shards, samples) if ranks[0].recorder is not None else None,

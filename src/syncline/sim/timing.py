@@ -6,12 +6,11 @@ import threading
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
-from syncline.comm.traffic import Traffic
 from syncline.comm.virtual import VirtualWorld
+from syncline.comm.virtual_endpoint import Endpoint
 from syncline.contract import ParamGroups, UpdateSettings
 from syncline.engine.bucket import Slot, StripOptimizer
 from syncline.virtual.clock import Signal
-from syncline.virtual.turns import Booked, Turns
 
 
 class VirtualTiming:
@@ -40,16 +39,10 @@ class TimedOptimizer:
     """An optimizer whose update takes virtual time, and changes numbers if the run learns."""
 
     def __init__(
-        self,
-        turns: Turns | Booked,
-        traffic: Traffic,
-        inner: StripOptimizer | None,
-        seconds: float,
-        size_bytes: int = 0,
+        self, me: Endpoint, inner: StripOptimizer | None, seconds: float, size_bytes: int = 0
     ) -> None:
-        """`turns` are those of the rank's comm lane, on which the optimizer runs."""
-        self._turns = turns
-        self._traffic = traffic
+        """The optimizer runs on the comm lane of `me`."""
+        self._me = me
         self._inner = inner
         self._seconds = seconds
         self.size_bytes = size_bytes
@@ -64,8 +57,8 @@ class TimedOptimizer:
         if self._inner is not None:
             self._inner.run(update)
         if self._seconds:
-            self._turns.spend(self._seconds)
-        recorder = self._traffic.recorder
+            self._me.turns.spend(self._seconds)
+        recorder = self._me.traffic.recorder
         if recorder is not None:
             recorder.end_part("lane", end_s=recorder.now() - self._seconds)
             recorder.end_part("update")

@@ -1,20 +1,18 @@
-"""Fast links: each port serves its messages at equal rates, by a virtual clock of its own.
+"""Fast links: the rule of `link.py`, with rates computed again once for many changes.
 
-A port with n messages gives each of them 1/n of its rate (generalised processor sharing; Parekh and
-Gallager 1993). Its clock counts the bytes that each of them has got so far; a message of S bytes is
-served when the clock has risen by S since the message came. So a message that comes or ends changes
-how fast a clock runs, and nothing has to be computed again for the messages under way. A message
-ends when all its ports have served it.
+Flows share ports max-min fairly. Exact links compute the rates again whenever a flow begins or
+ends. Here they are computed again when a part of all open flows, the `slack`, has begun or ended
+since: with few flows, or without slack, at each change, as there. In between,
 
-`link.py` is the exact model, in which a message has one rate at all its ports: it is fair across
-ports, not only at each port, and costs much more. Messages that are held up elsewhere make the
-difference: here they still take their share of a port. Both models serve the same bytes in the same
-time at a port that is never idle.
+- a flow ends when its rate says so, not when rates are computed next;
+- a flow that begins waits. When rates are computed, it gets what it would have had since it began;
+- all other flows then get their new rate from the mean time on at which flows have begun and ended
+  at their ports.
 
-All ports are columns of arrays. At one port messages of the same size are served in the order in
-which they came, so they wait in a queue: a port has one for each size, and only the heads are
-compared. A message that has all but `TOLERANCE` of its bytes counts as served if another one is
-served at this moment: this limits how many different moments there are.
+All flows are rows of arrays. Those of one *block* are begun together (`send`), at different times,
+and are told together when they end (`on_ends`): there is no Python code for each of them.
+
+Flows of one stream begin one after the other (`order.py`).
 """
 
 from __future__ import annotations
@@ -26,153 +24,187 @@ import numpy as np
 import numpy.typing as npt
 
 from syncline.virtual.clock import Clock
+from syncline.virtual.fill import fill, mean_ages
 from syncline.virtual.link import Port, checked
+from syncline.virtual.order import Order
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-TOLERANCE = 1e-3
-"""The part of a message that may be missing when it ends."""
-
-
-class Route:
-    """What a message brings to which ports; kept from one message to the next."""
-
-    __slots__ = ("counts", "ports", "queues")
-
-    def __init__(self, ports: Ints, queues: Ints, counts: Ints) -> None:
-        self.ports = ports
-        self.queues = queues
-        """At each port the queue of its size."""
-        self.counts = counts
-        """At each port, as how many messages of that size it counts."""
-
-
-class _Message:
-    """A message under way. `serials[k]` is its place in the queue of its k-th port."""
-
-    __slots__ = ("done", "number", "route", "serials", "tags")
-
-    serials: Ints
-    tags: Floats
-
-    def __init__(self, number: int, route: Route, done: Callable[[], None]) -> None:
-        self.number = number
-        self.route = route
-        self.done = done
+AMPLE = 1e30
+"""The rate of the port that flows without bytes go through."""
 
 
 class FastLinks:
-    """Ports with rates in bytes a second, and the messages that they serve."""
+    """Ports with rates in bytes a second, and the flows through them."""
 
-    def __init__(self, clock: Clock, rates: Mapping[Port, float]) -> None:
+    def __init__(
+        self, clock: Clock, rates: Mapping[Port, float], slack: float = 0.0, num_streams: int = 0
+    ) -> None:
+        """`slack` is the part of all open flows that may change before rates are computed again."""
         self._clock = clock
+        self._slack = slack
         self._index = {port: at for at, port in enumerate(rates)}
-        self._rate = np.array([checked(port, rate) for port, rate in rates.items()])
-        num_ports = len(rates)
-        self._served = np.zeros(num_ports)
-        """Each port's clock: bytes that each of its messages has got."""
-        self._since_s = np.zeros(num_ports)
-        """When the port's clock had this value."""
-        self._num_here = np.zeros(num_ports, dtype=np.int64)
-        self._end_s = np.full(num_ports, math.inf)
-        """When the port has next served a message, if no other comes."""
-        self._soon_s = np.full(num_ports, math.inf)
-        """From when on that message may count as served."""
-        self._carried = np.zeros(num_ports)
-        self._num_watched = np.zeros(num_ports, dtype=np.int64)
-        """How many messages wait for the port, of all their ports."""
-        self._watched: dict[tuple[int, int], list[_Message]] = {}
-        """By queue and place: the messages that end, or look again, when it is served."""
-        # Queues, numbered so that port p has queues p, p + num_ports, p + 2 num_ports, ...
-        self._num_queues = 0
-        self._queue_of: list[dict[float, int]] = [{} for _ in range(num_ports)]
-        self._size = np.zeros(0)
-        self._first = np.zeros(0, dtype=np.int64)
-        self._last = np.zeros(0, dtype=np.int64)
-        """Places in a queue count from 0 and are never used again."""
-        self._head = np.zeros((0, num_ports))
-        """By turn and port: what the clock shows when the queue's first message is served."""
-        self._tags = np.zeros((4, 0))
-        self._counts = np.zeros((4, 0), dtype=np.int32)
-        """Rings: by place and queue. Messages of one size that come together share a place."""
-        self._routes: dict[tuple[tuple[Port, ...], float], Route] = {}
-        self._new: list[_Message] = []
-        self._num_started = 0
+        limits = [checked(port, rate) for port, rate in rates.items()]
+        self._rate = np.array([*limits, AMPLE])
+        self.ample = len(limits)
+        """The number of a port that is never full."""
+        self._carried = np.zeros(len(self._rate))
+        # Places for flows that are open: under way, or known to begin later.
+        self.num_places = 0
+        self._num_open = 0
+        self._free: dict[int, list[int]] = {}
+        self.start_s = np.zeros(0)
+        """When a flow begins, or began."""
+        self._pending = np.zeros(0, dtype=np.int64)
+        """The places of flows that were sent and have not begun."""
+        self._new_pending: list[Ints] = []
+        self._bytes = np.zeros(0)
+        self._ports = np.zeros((2, 0), dtype=np.int64)
+        self._order = Order(num_streams)
+        self.no_stream = self._order.none
+        self._done: dict[int, Callable[[], None]] = {}
+        self._wide: dict[int, Ints] = {}
+        """By place: the ports of flows that go through more than two."""
+        # Flows under way, side by side.
+        self._flows = np.zeros(0, dtype=np.int64)
+        """Their places; -1 if a flow has ended since the rates were computed."""
+        self._left = np.zeros(0)
+        self._speed = np.zeros(0)
+        self._end_s = np.zeros(0)
+        self._through = np.zeros((2, 0), dtype=np.int64)
+        self._since_s = 0.0
+        """When rates were computed."""
+        self._refill_s = math.inf
+        """When to compute them again."""
+        self._num_ended = 0
+        """How many flows have ended since."""
+        self._num_unplanned = 0
+        """How many flows were sent since `_plan` has foreseen that."""
+        self._due = np.zeros(0, dtype=np.int64)
+        """Which flows under way end before that, in this order."""
         self._next_update_s = math.inf
+        self._wanted_s: float | None = None
+        """When something must be done next; None if it has to be found out."""
+        self.on_ends: Callable[[Ints, Floats], None] | None = None
+        """Called with the places of flows of blocks that have ended, and when they did."""
+        self.first_wanted: Callable[[Ints, Floats], float] | None = None
+        """Called with those that will end, and when; returns when `on_ends` must be called."""
+        self.used_slack = 0.0
+        """`slack`, or 0 if rates were computed at every change so far."""
 
-    def start(self, ports: Sequence[Port], num_bytes: float, done: Callable[[], None]) -> None:
+    def start(
+        self,
+        ports: Sequence[Port],
+        num_bytes: float,
+        done: Callable[[], None],
+        stream: int | None = None,
+    ) -> None:
         """Send bytes through all ports at once; the clock calls `done` when all have passed.
 
         Each port carries all of `num_bytes`.
         """
         assert num_bytes >= 0, num_bytes
-        key = (tuple(ports), num_bytes)
-        route = self._routes.get(key)
-        if route is None:
-            route = self._routes[key] = self.route(dict.fromkeys(ports, (num_bytes, 1)))
-        self.send(route, done)
-
-    def route(self, loads: Mapping[Port, tuple[float, int]]) -> Route:
-        """Prepare a message that brings each port its own number of bytes.
-
-        `loads` has the bytes, and how many messages they count as: a port shares its rate among
-        those.
-        """
-        wanted = [(self._index[port], *load) for port, load in loads.items() if load[0]]
-        queues = [self._queue(port, num_bytes / count) for port, num_bytes, count in wanted]
-        return Route(
-            np.array([port for port, _, _ in wanted], dtype=np.int64),
-            np.array(queues, dtype=np.int64),
-            np.array([count for _, _, count in wanted], dtype=np.int64),
-        )
-
-    def send(self, route: Route, done: Callable[[], None]) -> None:
-        """Send what was prepared; the clock calls `done` when every port has served it."""
         now_s = self._clock.now_s
-        if not len(route.ports):
+        if stream is None:
+            stream = self.no_stream
+        if num_bytes == 0 and not self._order.is_open(stream):
             self._clock.at(now_s, done)
             return
-        self._num_started += 1
-        self._new.append(_Message(self._num_started, route, done))
-        self._update_by(now_s)
+        place = self.take(1)
+        numbers = [self._index[port] for port in dict.fromkeys(ports)]
+        assert numbers, "a flow goes through one port at least"
+        if num_bytes == 0:
+            numbers = []
+        if len(numbers) > 2:
+            self._wide[place] = np.array(numbers)
+            numbers = []
+        pair = [*numbers, self.ample, self.ample][:2]
+        self._done[place] = done
+        self.send(np.array([place]), np.array([pair]).T, num_bytes, now_s, np.array([stream]))
+
+    def take(self, number: int) -> int:
+        """Open places for flows; return the first."""
+        self._num_open += number
+        if self._free.get(number):
+            return self._free[number].pop()
+        first, self.num_places = self.num_places, self.num_places + number
+        if self.num_places > len(self.start_s):
+            more = max(number, len(self.start_s), 64)
+            self.start_s = np.concatenate([self.start_s, np.full(more, math.inf)])
+            self._bytes = np.concatenate([self._bytes, np.zeros(more)])
+            self._ports = np.hstack([self._ports, np.zeros((2, more), dtype=np.int64)])
+            self._order.grow(more)
+        return first
+
+    def give(self, first: int, number: int) -> None:
+        """Close places that `take` has opened: their flows have ended."""
+        self._num_open -= number
+        self._free.setdefault(number, []).append(first)
+
+    def send(
+        self,
+        places: Ints,
+        ports: Ints,
+        num_bytes: Floats | float,
+        start_s: Floats | float,
+        streams: Ints | int,
+    ) -> None:
+        """Let flows begin, now or later: one in each place, through two ports (by number)."""
+        self._order.send(places, streams)
+        self._bytes[places] = num_bytes
+        self._ports[:, places] = ports
+        self.start_s[places] = start_s
+        self._new_pending.append(places)
+        self._num_unplanned += len(places)
+        if self._must_plan():
+            self._update_by(self._clock.now_s)
+
+    def look_again(self) -> None:
+        """Ask `first_wanted` again: its answer has changed."""
+        self._wanted_s = None
+        self._update_by(self._clock.now_s)
+
+    def number(self, port: Port) -> int:
+        return self._index[port]
 
     def set_rate(self, port: Port, rate: float) -> None:
-        """Change what a port can carry, from now on."""
-        at = np.array([self._index[port]])
-        self._advance(at)
-        self._rate[at] = checked(port, rate)
-        self._time(at)
+        """Change what a port can carry, from now on; flows under way speed up or slow down."""
+        self._refill()
+        self._rate[self._index[port]] = checked(port, rate)
+        self._refill_s, self._num_unplanned, self._wanted_s = self._clock.now_s, 0, None
         self._update_by(self._clock.now_s)
 
     def load(self, port: Port) -> float:
         """Return how many bytes a second the port carries now."""
         at = self._index[port]
-        return float(self._rate[at]) if self._num_here[at] else 0.0
+        found = (self._through == at).any(axis=0)
+        for flow, ports in self._wide_flows():
+            found[flow] = at in ports
+        return float(self._speed[found & (self._flows >= 0)].sum())
 
     @property
     def carried(self) -> dict[Port, float]:
-        """How many bytes of messages each port has served so far."""
-        return {port: float(self._carried[at]) for port, at in self._index.items()}
+        """How many bytes each port has carried so far, of flows under way and ended."""
+        found = self._carried.copy()
+        gone_s = self._clock.now_s - self._since_s
+        left = np.maximum(0.0, self._left - self._speed * gone_s)
+        sent = np.where(self._flows >= 0, self._bytes[self._flows] - left, 0.0)
+        self._add_carried(found, np.arange(len(sent)), sent)
+        return {port: float(found[at]) for port, at in self._index.items()}
 
-    def _queue(self, port: int, size: float) -> int:
-        """Return the number of a port's queue for messages of this size."""
-        found = self._queue_of[port].get(size)
-        if found is None:
-            num_ports = len(self._rate)
-            found = self._queue_of[port][size] = port + num_ports * len(self._queue_of[port])
-            if found >= self._num_queues:
-                self._num_queues += num_ports
-                self._size = np.concatenate([self._size, np.ones(num_ports)])
-                more = np.zeros(num_ports, dtype=np.int64)
-                self._first = np.concatenate([self._first, more])
-                self._last = np.concatenate([self._last, more])
-                self._head = np.vstack([self._head, np.full(num_ports, math.inf)])
-                ring = (len(self._tags), num_ports)
-                self._tags = np.hstack([self._tags, np.zeros(ring)])
-                self._counts = np.hstack([self._counts, np.zeros(ring, dtype=np.int32)])
-            self._size[found] = size
-        return found
+    def _add_carried(self, carried: Floats, flows: Ints, num_bytes: Floats) -> None:
+        for ports in self._through:
+            carried += np.bincount(ports[flows], num_bytes, len(carried))
+        sent = dict(zip(flows.tolist(), num_bytes.tolist(), strict=True)) if self._wide else {}
+        for flow, ports in self._wide_flows():
+            carried[ports] += sent.get(flow, 0.0)
+
+    def _wide_flows(self) -> list[tuple[int, Ints]]:
+        if not self._wide:
+            return []
+        found = {place: at for at, place in enumerate(self._flows.tolist())}
+        return [(found[place], ports) for place, ports in self._wide.items() if place in found]
 
     def _update_by(self, time_s: float) -> None:
         """Schedule `_update` at this time, unless it is scheduled earlier."""
@@ -181,144 +213,128 @@ class FastLinks:
             self._clock.at(time_s, self._update)
 
     def _update(self) -> None:
-        """Let ports serve what is due, end messages, and begin those that have come."""
+        """End the flows that have ended; if there are none, compute rates, if it is time."""
         now_s = self._clock.now_s
         if now_s >= self._next_update_s:
             self._next_update_s = math.inf
-        due = np.flatnonzero(self._soon_s <= now_s)
-        # An update for a moment that has changed since finds nothing that is due by itself.
-        if len(due) and self._end_s[due].min() <= now_s:
-            ended = self._serve(due)
-            # The end of a message often begins another: begin all of one moment together.
-            self._next_update_s = now_s
-            for message in sorted(ended, key=lambda message: message.number):
-                message.done()
+        if self._end_flows():
+            # The end of a flow often begins another at once: compute rates only after that.
             self._clock.at(now_s, self._update)
+            self._next_update_s = now_s
             return
-        if self._new:
-            self._begin()
-        next_s = float(self._end_s.min())
-        if next_s < math.inf:
-            self._update_by(max(next_s, now_s))
+        if self._num_unplanned and self._must_plan():
+            self._plan()
+        if now_s >= self._refill_s:
+            self._refill()
+            self._plan()
+        if self._wanted_s is None:
+            self._wanted_s = self._find_wanted()
+        if self._wanted_s < math.inf:
+            self._update_by(max(self._wanted_s, now_s))
 
-    def _advance(self, ports: Ints) -> None:
-        """Set the ports' clocks to what they show now."""
-        now_s, here = self._clock.now_s, self._num_here[ports]
-        gone_s = now_s - self._since_s[ports]
-        self._served[ports] += np.where(
-            here > 0, gone_s * self._rate[ports] / np.maximum(here, 1), 0.0
-        )
-        self._since_s[ports] = now_s
+    def _must_plan(self) -> bool:
+        return 2 * self._num_unplanned >= self._most_changes() or self._refill_s == math.inf
 
-    def _time(self, ports: Ints) -> None:
-        """Compute when ports, whose clocks are set, will have served their next message."""
-        heads = self._head[:, ports]
-        turn = heads.argmin(axis=0)
-        tags = heads[turn, np.arange(len(ports))]
-        left = np.maximum(tags - self._served[ports], 0.0)  # infinite without messages
-        spare = TOLERANCE * self._size[turn * len(self._rate) + ports]
-        here, rate = np.maximum(self._num_here[ports], 1), self._rate[ports]
-        now_s = self._clock.now_s
-        self._end_s[ports] = now_s + left * here / rate
-        self._soon_s[ports] = now_s + (left - spare) * here / rate
+    def _most_changes(self) -> int:
+        return max(1, int(self._slack * self._num_open))
 
-    def _begin(self) -> None:
-        """Put the new messages into the queues of their ports."""
-        new, self._new = self._new, []
-        routes = [message.route for message in new]
-        queues = np.concatenate([route.queues for route in routes])
-        counts = np.concatenate([route.counts for route in routes])
-        place: Ints | None = None
-        num_each = [len(route.queues) for route in routes]
-        if len(new) > 1:
-            queues, place = np.unique(queues, return_inverse=True)
-            counts = np.bincount(place, weights=counts).astype(np.int64)
-        num_ports = len(self._rate)
-        ports = queues % num_ports
-        touched = np.unique(ports) if len(new) > 1 else ports
-        idle = touched[self._num_here[touched] == 0]
-        self._served[idle] = 0.0  # keeps the clocks small, so that sums of bytes stay exact
-        self._advance(touched)
-        tags = self._served[ports] + self._size[queues]
-        serials = self._last[queues]
-        if (serials - self._first[queues]).max() >= len(self._tags):
-            self._grow()
-        ring = len(self._tags)
-        self._tags[serials % ring, queues] = tags
-        self._counts[serials % ring, queues] = counts
-        self._last[queues] += 1
-        is_first = self._first[queues] == serials
-        self._head[queues[is_first] // num_ports, ports[is_first]] = tags[is_first]
-        np.add.at(self._num_here, ports, counts)
-        self._time(touched)
-        end = 0
-        for message, num in zip(new, num_each, strict=True):
-            mine = slice(end, end + num)
-            end += num
-            at = mine if place is None else place[mine]
-            message.tags, message.serials = tags[at], serials[at]
-            self._watch(message)
-
-    def _grow(self) -> None:
-        """Double the rings; what waits keeps its place."""
-        old, ring = len(self._tags), 2 * len(self._tags)
-        tags, counts = (
-            np.zeros((ring, self._num_queues)),
-            np.zeros((ring, self._num_queues), np.int32),
-        )
-        for back in range(old):
-            serials = self._last - 1 - back
-            queues = np.flatnonzero(serials >= self._first)
-            serials = serials[queues]
-            tags[serials % ring, queues] = self._tags[serials % old, queues]
-            counts[serials % ring, queues] = self._counts[serials % old, queues]
-        self._tags, self._counts = tags, counts
-
-    def _serve(self, ports: Ints) -> list[_Message]:
-        """Take from the queues what is due at these ports; return the messages that end."""
-        self._advance(ports)
-        touched, num_ports, ring = ports, len(self._rate), len(self._tags)
-        looking: list[_Message] = []
-        while len(ports):
-            heads = self._head[:, ports]
-            turn = heads.argmin(axis=0)
-            left = heads[turn, np.arange(len(ports))] - self._served[ports]
-            queues = turn * num_ports + ports
-            is_due = left <= TOLERANCE * self._size[queues] + 1e-12 * self._served[ports]
-            ports, turn, queues = ports[is_due], turn[is_due], queues[is_due]
-            if not len(ports):
-                break
-            serials = self._first[queues]
-            counts = self._counts[serials % ring, queues]
-            self._num_here[ports] -= counts
-            self._carried[ports] += counts * self._size[queues]
-            self._first[queues] = serials + 1
-            more = self._tags[(serials + 1) % ring, queues]
-            self._head[turn, ports] = np.where(serials + 1 < self._last[queues], more, math.inf)
-            for at in np.flatnonzero(self._num_watched[ports]):
-                found = self._watched.pop((int(queues[at]), int(serials[at])), None)
-                if found is not None:
-                    self._num_watched[ports[at]] -= len(found)
-                    looking += found
-        self._time(touched)
-        return [message for message in looking if not self._watch(message)]
-
-    def _watch(self, message: _Message) -> bool:
-        """Let a message wait for the port that will serve it last, as far as is known now.
-
-        Return False if all have served it.
-        """
-        route = message.route
-        left = np.flatnonzero(self._first[route.queues] <= message.serials)
-        if not len(left):
+    def _end_flows(self) -> bool:
+        """Tell about the flows that have ended by now; say whether there were any."""
+        now_s, due = self._clock.now_s, self._due
+        num = int(np.searchsorted(self._end_s[due], now_s, side="right"))
+        if not num:
             return False
-        at = left[0]
-        if len(left) > 1:
-            ports = route.ports[left]
-            pace = self._num_here[ports] / self._rate[ports]
-            gone = (self._clock.now_s - self._since_s[ports]) / pace
-            at = left[((message.tags[left] - self._served[ports] - gone) * pace).argmax()]
-        key = (int(route.queues[at]), int(message.serials[at]))
-        self._watched.setdefault(key, []).append(message)
-        self._num_watched[route.ports[at]] += 1
+        ended, self._due = due[:num], due[num:]
+        self._wanted_s = None
+        places = self._flows[ended]
+        self._add_carried(self._carried, ended, self._bytes[places])
+        self._flows[ended] = -1
+        self._num_ended += num
+        after, begin_s = self._order.end(places, self._end_s[ended])
+        self.start_s[after] = begin_s
+        self._new_pending.append(after)
+        self._num_unplanned += len(after)
+        if self.on_ends is not None:
+            is_block = np.ones(num, dtype=bool)
+            if self._done:
+                is_block = np.array([place not in self._done for place in places.tolist()])
+            if is_block.any():
+                self.on_ends(places[is_block], self._end_s[ended[is_block]])
+        for place in places.tolist():
+            done = self._done.pop(place, None)
+            if done is not None:
+                self._wide.pop(place, None)
+                self.give(place, 1)
+                done()
         return True
+
+    def _refill(self) -> None:
+        """Compute the rates, and when flows end."""
+        now_s = self._clock.now_s
+        kept, ended = np.flatnonzero(self._flows >= 0), np.flatnonzero(self._flows < 0)
+        pending = self._all_pending()
+        starts_s = self.start_s[pending]
+        asks = starts_s <= now_s
+        self._pending = pending[~asks]
+        new = self._order.take(pending[asks], starts_s[asks])
+        begun_s = now_s - self.start_s[new]
+        old_speed, num = self._speed[kept], len(kept)
+        through, changed = self._through[:, kept], self._through[:, ended]
+        self._flows = np.concatenate([self._flows[kept], new])
+        self._through = np.hstack([through, self._ports[:, new]])
+        is_exact = self._most_changes() == 1
+        self._speed = fill(self._rate, self._through, self._wide_flows(), exactly=is_exact)
+        self.used_slack = max(self.used_slack, 0.0 if is_exact else self._slack)
+        left = self._left[kept] - old_speed * (now_s - self._since_s)
+        if not is_exact:
+            changed = np.hstack([changed, self._ports[:, new]])
+            changed_s = np.concatenate([now_s - self._end_s[ended], begun_s])
+            ages_s = mean_ages(len(self._rate), changed, changed_s, through)
+            left -= (self._speed[:num] - old_speed) * ages_s
+        self._left = np.concatenate([left, self._bytes[new] - self._speed[num:] * begun_s])
+        if is_exact:
+            np.maximum(self._left, 0.0, out=self._left)
+        # If less than nothing is left, the flow has ended before now, but after it has begun.
+        self._end_s = now_s + self._left / self._speed
+        self._since_s = now_s
+        self._num_ended, self._due = 0, self._due[:0]
+
+    def _all_pending(self) -> Ints:
+        if self._new_pending:
+            self._pending = np.concatenate([self._pending, *self._new_pending])
+            self._new_pending = []
+        return self._pending
+
+    def _plan(self) -> None:
+        """Foresee when enough will have begun and ended, and what ends until then."""
+        self._num_unplanned, self._wanted_s = 0, None
+        now_s = self._clock.now_s
+        starts = self.start_s[self._all_pending()]
+        ends = self._end_s[self._flows >= 0]
+        times = np.concatenate([ends, starts])
+        if not len(times):
+            self._refill_s, self._due = math.inf, self._due[:0]
+            return
+        most = self._most_changes() - self._num_ended - 1
+        every = 1 + len(times) // 4096  # a sample of many
+        at = min(max(0, most // every), (len(times) - 1) // every)
+        refill_s = float(np.partition(times[::every], at)[at]) if most >= 0 else now_s
+        # What differs by rounding happens together.
+        self._refill_s = max(now_s, refill_s + 1e-9 * max(0.0, refill_s - self._since_s))
+        due = np.flatnonzero((self._end_s <= self._refill_s) & (self._flows >= 0))
+        self._due = due[np.argsort(self._end_s[due], kind="stable")]
+
+    def _find_wanted(self) -> float:
+        """Return when something must be done next."""
+        next_s = self._refill_s
+        # Without slack rates are computed when the first flow ends.
+        if len(self._due) and next_s > self._clock.now_s and self._most_changes() > 1:
+            places, ends = self._flows[self._due], self._end_s[self._due]
+            is_block = np.ones(len(places), dtype=bool)
+            if self._done:
+                is_block = np.array([place not in self._done for place in places.tolist()])
+                if not is_block.all():
+                    next_s = min(next_s, float(ends[~is_block][0]))
+            if self.first_wanted is not None and is_block.any():
+                next_s = min(next_s, self.first_wanted(places[is_block], ends[is_block]))
+        return next_s
