@@ -59,7 +59,7 @@ def test_a_slow_rank_counts_as_in_a_simulation_whichever_it_is(own, tmp_path, st
     job = read_job(file, sets).resolved(ranks)
     shard = Workload("one", (Layer("0", 4000, COMPUTE_S / 3, COMPUTE_S * 2 / 3),), samples=2)
     simulated = simulate_job(job, cluster_of(job.cluster, ranks, 1), steps=steps, workload=shard)
-    # Three ranks and a fifth of one. On a busy machine sleeping takes longer, but not twice as long;
+    # Three ranks and a fifth of one. On a busy machine sleeping takes longer, not twice as long;
     # a slow rank 0 that counted for all would show a quarter.
     assert simulated.samples_per_s == pytest.approx(2 * 3.2 / COMPUTE_S, rel=0.02)
     assert 0.5 < found["samples_per_s"] / simulated.samples_per_s < 1.25
