@@ -15,7 +15,7 @@ from ranks import RankError, run_ranks
 from syncline.checkpoint import digest_of
 from syncline.comm import base
 from syncline.contract import Family, Plan, deal
-from syncline.perf.trace import Recorder
+from syncline.perf.recorder import Recorder
 from syncline.strategies import Synchronous
 
 pytestmark = pytest.mark.processes
@@ -222,6 +222,7 @@ def test_without_overlap_nothing_runs_beside_forward_and_backward():
         return sum(
             begin < task.end_s and task.start_s < end
             for task in replica.recorder.tasks
+            if task.lane == "comm"
             for begin, end in spans
         )
 

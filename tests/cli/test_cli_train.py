@@ -275,7 +275,8 @@ def test_a_run_with_a_cosine_schedule_keeps_its_length(cli, tmp_path, before, no
     assert (status, err) == (
         2,
         f"syncline: {why}, but the learning rates of the cosine schedule depend on it. Set it back,"
-        " or start a new run in another folder.\n",
+        " or start a new run in another folder; with schedule constant, step or milestones a run"
+        " can be made longer later.\n",
     )
 
 
