@@ -21,8 +21,8 @@ STEPS = 4
 
 def run(strategy, ranks, **options):
     links = cluster(ranks, rate=1e6, latency_s=1e-3)
-    options = {"overlap": True, "bucket_bytes": 5000} | options
-    return simulate(workload(*LAYERS), links, strategy, steps=STEPS, traces=True, **options)
+    options = {"overlap": True, "bucket_bytes": 5000, "traces": True} | options
+    return simulate(workload(*LAYERS), links, strategy, steps=STEPS, **options)
 
 
 @every_strategy
@@ -43,7 +43,9 @@ def test_every_rank_takes_every_step_whatever_the_jitter(strategy, ranks):
 def test_a_step_is_never_faster_than_its_compute_nor_slower_than_everything_in_turn(
     strategy, ranks
 ):
-    overlapped, one_by_one = run(strategy, ranks), run(strategy, ranks, overlap=False)
+    options = {"traces": False}
+    overlapped = run(strategy, ranks, **options)
+    one_by_one = run(strategy, ranks, overlap=False, **options)
     compute_s = sum(layer[1] + layer[2] for layer in LAYERS)
     assert compute_s <= overlapped.step_s
     assert STEPS * compute_s <= overlapped.step_ends_s[-1] <= one_by_one.step_ends_s[-1]
