@@ -77,28 +77,26 @@ class RunTrace:
 
     def write(self, ranks: RunRanks) -> None:
         """Write all ranks' tasks. Every rank calls it."""
-        found = self._collect(is_alone=bool(ranks.absent()))
+        mine, last = self._stop(), self._first
+        told = {self.recorder.rank: msgspec.json.encode(mine)}
+        if not ranks.absent():  # where ranks are lost, the trace holds this rank's tasks alone
+            comm, last = self._session.comm, self._compare_clocks()
+            with comm.traffic.apart():
+                found = self._session.lane.call(exchange_bytes, comm, told[self.recorder.rank])
+            told = dict(zip(comm.ranks, found, strict=True))
         if ranks.writes_folder:
+            everybody = {rank: msgspec.json.decode(one, type=_Told) for rank, one in told.items()}
             with explained(self._path):
-                found.write(self._path)
+                self._together(everybody, last).write(self._path)
 
-    def _collect(self, *, is_alone: bool) -> Trace:
-        """Stop recording; return all ranks' tasks. Every rank calls it.
-
-        With `is_alone`, where ranks are lost, the trace holds the tasks of this rank alone.
-        """
-        session, recorder = self._session, self.recorder
+    def _stop(self) -> _Told:
+        """Stop recording; return what this rank has recorded."""
         self._replica.recorder = None
-        sent_bytes = session.comm.traffic.step_bytes - self._before_bytes
-        told = _Told(recorder.tasks, sent_bytes)
-        everybody = {recorder.rank: told}
-        last = self._first
-        if not is_alone:
-            last = self._compare_clocks()
-            with session.comm.traffic.apart():
-                found = session.lane.call(exchange_bytes, session.comm, msgspec.json.encode(told))
-            ranks = zip(session.comm.ranks, found, strict=True)
-            everybody = {rank: msgspec.json.decode(one, type=_Told) for rank, one in ranks}
+        sent_bytes = self._session.comm.traffic.step_bytes - self._before_bytes
+        return _Told(self.recorder.tasks, sent_bytes)
+
+    def _together(self, everybody: dict[int, _Told], last: Moment) -> Trace:
+        """Return the trace of these ranks; `last` compares their clocks at the end."""
         clock = OneClock(self._first, last)
         starts_s = [
             clock.time_s(task.rank, task.start_s)
@@ -113,7 +111,7 @@ class RunTrace:
             clocks=facts,
             sent_bytes=tuple(
                 everybody[rank].sent_bytes if rank in everybody else 0
-                for rank in sorted(session.comm.ranks)
+                for rank in sorted(self._session.comm.ranks)
             ),
         )
         return Trace(tuple(divide(tasks, header.machines, facts.latency_s)), header)

@@ -7,6 +7,7 @@ received directly into the caller's `out`.
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ import torch
 
 from syncline.comm.base import Memory
 from syncline.comm.context import Context
-from syncline.comm.peer_waits import id_of_call
 from syncline.comm.window import (
     Call,
     Done,
@@ -150,21 +150,20 @@ class NetworkWindow(ServedWindow):
         if values is not None and values.numel() * values.itemsize != num_values:
             raise CommError(f"rank {rank} sent other values than it announced")
         if function == _GET:
-            recorder = self._context.traffic.recorder
-            if recorder is not None:
-                recorder.open()
-            if num_out:
-                self._sends.append(self._streams.send(rank, _BULK, self._published))
-            result = self._version
-            if recorder is not None:
-                exchange = id_of_call(self.name, rank, self._context.rank, number)
-                recorder.close_served(exchange, rank)
+            publish = functools.partial(self._send_published, rank, num_out)
+            result = self.record_served(publish, rank, self.name, number)
         else:
             out = self._pool.take(num_out // self._dtype.itemsize) if num_out else None
             result = self.serve(function, Call(rank, values, out, note), self.name, number)
             if out is not None:
                 self._pool.give(out, [self._streams.send(rank, _BULK, out)])
         self._streams.send_bytes(rank, _ANSWERS, _ANSWER.pack(number, result))
+
+    def _send_published(self, rank: int, num_out: int) -> int:
+        """Send a rank what is published; return its version."""
+        if num_out:
+            self._sends.append(self._streams.send(rank, _BULK, self._published))
+        return self._version
 
     def _on_answer(self, rank: int, message: bytearray) -> None:
         number, result = _ANSWER.unpack(message)

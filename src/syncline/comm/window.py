@@ -238,14 +238,18 @@ class ServedWindow(OneByOne):
 
     def serve(self, function: int, call: Call, name: str, number: int) -> int:
         """Serve a call; the window's name and the call's number tell it from others."""
-        recorder = self._context.traffic.recorder
-        if recorder is not None:
-            recorder.open()
         with torch.no_grad():
-            result = self._in_order[function](call)
-        if recorder is not None:
-            exchange = id_of_call(name, call.sender, self._context.rank, number)
-            recorder.close_served(exchange, call.sender)
+            serve = self._in_order[function]
+            return self.record_served(lambda: serve(call), call.sender, name, number)
+
+    def record_served(self, run: Callable[[], int], caller: int, name: str, number: int) -> int:
+        """Run what serves a call; record it, if a trace is recorded."""
+        recorder = self._context.traffic.recorder
+        if recorder is None:
+            return run()
+        recorder.open()
+        result = run()
+        recorder.close_served(id_of_call(name, caller, self._context.rank, number), caller)
         return result
 
     def until(

@@ -75,21 +75,12 @@ class Recorder:
         step: int,
         start_s: float,
         after: tuple[TaskId, ...] = (),
+        *,
+        end_s: float | None = None,
+        parts: tuple[Part, ...] = (),
     ) -> int:
-        """Record a task that ends now; return its number."""
-        return self._add(lane, kind, bucket, step, start_s, self.now(), after, ())
-
-    def _add(
-        self,
-        lane: str,
-        kind: str,
-        bucket: int,
-        step: int,
-        start_s: float,
-        end_s: float,
-        after: tuple[TaskId, ...],
-        parts: tuple[Part, ...],
-    ) -> int:
+        """Record a task that ends now, or at `end_s`; return its number."""
+        end_s = self.now() if end_s is None else end_s
         number = next(self._numbers)
         if self.last_step is not None:
             step = min(step, self.last_step)
@@ -172,7 +163,9 @@ class Recorder:
         if task.num_bytes:  # handed over without waiting for anything
             task.parts.append(Part("send", task.at_s, task.num_bytes))
         parts = tuple(task.parts)
-        return self._add("comm", kind, bucket, step, task.start_s, task.at_s, after, parts)
+        return self.add(
+            "comm", kind, bucket, step, task.start_s, after, end_s=task.at_s, parts=parts
+        )
 
     def close_hook(
         self, channel: int, kind: str, bucket: int, step: int, *after: tuple[str, int]
@@ -194,7 +187,7 @@ class Recorder:
     def add_served(self, exchange: str, caller: int, start_s: float, end_s: float) -> None:
         """Record a call whose times are known, which this rank serves."""
         parts = (Part("work", end_s), Part("answer", end_s, 0, exchange, (caller,)))
-        self._add("comm", "serve", -1, self.step, start_s, end_s, (), parts)
+        self.add("comm", "serve", -1, self.step, start_s, end_s=end_s, parts=parts)
         self.last_served = exchange
 
     # Moments of the compute lane.
@@ -251,10 +244,8 @@ class Recorder:
         self._is_forward = False
         self._since_s = None
 
-    def follow(
-        self, kind: str, bucket: int, step: int, start_s: float, after: tuple[TaskId, ...] = ()
-    ) -> None:
+    def follow(self, kind: str, bucket: int, step: int, start_s: float) -> None:
         """Record a task of the compute lane, after the lane's previous task."""
-        after = tuple(dict.fromkeys((*self._previous, *self._waited_for, *after)))
+        after = tuple(dict.fromkeys((*self._previous, *self._waited_for)))
         number = self.add("compute", kind, bucket, step, start_s, after)
         self._previous, self._waited_for = ((self.rank, number),), ()

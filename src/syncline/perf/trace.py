@@ -16,7 +16,7 @@ import gzip
 import json
 import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -212,9 +212,8 @@ def _header_of(line: bytes, source: str) -> Header:
         raise _damaged(source, 1, str(error)) from None
 
 
-def _check(tasks: Iterable[Task], source: str) -> None:
+def _check(tasks: Sequence[Task], source: str) -> None:
     """Refuse tasks that no run can have recorded."""
-    tasks = list(tasks)
     known = {(task.rank, task.number) for task in tasks}
     before: TaskId = (-1, -1)
     for line, task in enumerate(tasks, 2):
