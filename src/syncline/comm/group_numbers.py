@@ -9,34 +9,8 @@ from collections.abc import Sequence
 from syncline.errors import CommError
 
 
-class GroupNumbers:
-    """Numbers that tell the messages of one group from those of another.
-
-    The ranks of a group find the same number without a message: it is a hash of their ranks and of
-    how many groups they have made of just these ranks. If two groups get the same number, a rank
-    that is in both raises an error.
-    """
-
-    def __init__(self) -> None:
-        self._num_made: dict[tuple[int, ...], int] = defaultdict(int)
-        self._names: dict[int, object] = {0: "all ranks"}
-
-    def take(self, ranks: Sequence[int]) -> int:
-        members = tuple(sorted(ranks))
-        self._num_made[members] += 1
-        name = (members, self._num_made[members])
-        number = zlib.crc32(repr(name).encode())
-        if number in self._names:
-            raise CommError(
-                f"the groups {name} and {self._names[number]} have the same number {number}. "
-                "Make one of them twice, and close the first."
-            )
-        self._names[number] = name
-        return number
-
-
 class GroupNames:
-    """Names that tell the exchanges of one group from those of another, in a trace.
+    """Names that tell one group from another, also in a trace.
 
     The ranks of a group find the same name: it has their ranks, and how many groups they have made
     of just these ranks before.
@@ -50,6 +24,29 @@ class GroupNames:
         self._num_made[name] += 1
         number = self._num_made[name]
         return name if number == 1 else f"{name}#{number}"
+
+
+class GroupNumbers:
+    """Numbers that tell the messages of one group from those of another.
+
+    The ranks of a group find the same number without a message: it is a hash of the group's name.
+    If two groups get the same number, a rank that is in both raises an error.
+    """
+
+    def __init__(self) -> None:
+        self._made = GroupNames()
+        self._names = {0: "all ranks"}
+
+    def take(self, ranks: Sequence[int]) -> int:
+        name = self._made.take(ranks)
+        number = zlib.crc32(name.encode())
+        if number in self._names:
+            raise CommError(
+                f"the groups {name} and {self._names[number]} have the same number {number}. "
+                "Make one of them twice, and close the first."
+            )
+        self._names[number] = name
+        return number
 
 
 def in_ranges(ranks: Sequence[int]) -> str:
