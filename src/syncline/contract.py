@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from syncline.comm.tree import shard_range
 from syncline.errors import ConfigError
+from syncline.groups import Group, Leaders, Split
 from syncline.sizes import BY_SIZE, BucketRule, Size, Times
 from syncline.strategies.settings import OwnSettings
 
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 
 MOST_FIGURES = 8
 """How many figures a rank can tell the others at the end of a run (`Whole.tell_figures`)."""
-
-Group = tuple[int, ...]
-"""A group of the world's ranks, in ascending order."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +69,20 @@ class Family:
     memory: Literal["common", "private"] = "common"
     """Whether ranks of a machine share one copy of the parameters."""
     buckets: BucketRule = BY_SIZE
+    leaders: Leaders | None = None
+    """Ranks that speak for groups in the exchange; None: each rank speaks for itself. The family
+    then has one group of all ranks."""
     parameters: frozenset[int] | None = None
     """The parameters' numbers; None for all that no earlier family names."""
+    stands_for: int = 1
+    """For how many ranks' shards a rank's gradient stands: for those of its whole group, if its
+    layers are split over a group."""
 
     def __post_init__(self) -> None:
         if self.memory == "common" and self.updates == "each":
             raise ValueError("a rank that updates more than its own strip needs private memory")
+        if self.leaders is not None and len(self.groups) > 1:
+            raise ValueError("leaders speak for groups of all ranks, not of some")
         if self.owners is None:
             return
         if self.updates == "each":
@@ -98,6 +104,8 @@ class Plan:
     """Whether other ranks may call this one at any time, through windows."""
     keeps_own: bool = False
     """Whether ranks hold different parameters, which a checkpoint saves for each rank."""
+    split: Split | None = None
+    """Layers that are split over groups of ranks."""
     pulls: bool = False
     """Whether a rank's parameters are replaced by those that it pulls: what a user writes into them
     would be lost."""
@@ -111,6 +119,11 @@ class Plan:
             if len(group) > 1 and not self.shards[group[0]]:
                 raise ValueError(f"rank {group[0]} speaks for {group}, so it has to compute")
 
+    @cached_property
+    def workers(self) -> tuple[int, ...]:
+        """The ranks that compute."""
+        return tuple(rank for rank, shards in enumerate(self.shards) if shards)
+
     @property
     def has_own(self) -> bool:
         """Whether ranks hold different parameters: a rank's own do not represent the run."""
@@ -122,6 +135,19 @@ class Plan:
             if family.parameters is None or number in family.parameters:
                 return index
         raise ValueError(f"no family holds parameter {number}")
+
+    def elements_of(self, size: Size, place: int) -> int:
+        """Return how many elements of a parameter a rank holds, in this place of its group."""
+        if self.split is None or size.number not in self.split.numbers:
+            return size.num_elements
+        return size.num_elements // size.rows * len(self.split.rows(size.rows, place))
+
+    def report(self) -> dict[str, Any]:
+        """Return which layers are split, for a run's result; empty if none are."""
+        if self.split is None:
+            return {}
+        names = [layer.name for layer in self.split.layers]
+        return {"groups": len(self.split.groups), "split_layers": names}
 
     def times_for(self, measured: Callable[[], Times]) -> Times:
         """Return seconds of backward by layer if a bucket rule needs them; else ().
@@ -137,27 +163,41 @@ class Plan:
         """Say whether some rank of the group computes nothing and only serves in others' steps."""
         return len(group) > 1 and not all(self.shards[rank] for rank in group)
 
+    @property
+    def step_leaders(self) -> Leaders | None:
+        """The leaders who speak for the ranks that take each step together, if all families agree.
+
+        Flags, statistics and norms then take the same way as gradients.
+        """
+        leaders = {family.leaders for family in self.families}
+        return leaders.pop() if len(leaders) == 1 else None
+
     @cached_property
     def step_groups(self) -> tuple[Group, ...]:
         """The ranks that take each step together: those joined by groups of any family."""
         group_of = {rank: {rank} for rank in range(len(self.shards))}
-        for family in self.families:
-            for group in family.groups:
-                joined = set().union(*(group_of[rank] for rank in group))
-                group_of.update(dict.fromkeys(joined, joined))
+        groups = [group for family in self.families for group in family.groups]
+        for group in [*groups, *(() if self.split is None else self.split.groups)]:
+            joined = set().union(*(group_of[rank] for rank in group))
+            group_of.update(dict.fromkeys(joined, joined))
         return tuple(dict.fromkeys(tuple(sorted(group_of[rank])) for rank in sorted(group_of)))
 
 
-def deal(shards: int, workers: int, ranks: int) -> tuple[range, ...]:
-    """Deal shards to the first `workers` ranks, in order; the others get none.
+def deal(shards: int, workers: int | Sequence[int], ranks: int) -> tuple[range, ...]:
+    """Deal shards to these ranks, or to the first so many, in order; the others get none.
 
     If the shards cannot be dealt evenly, the first ranks get one more.
 
     >>> deal(5, 2, 3)
     (range(0, 3), range(3, 5), range(0, 0))
+    >>> deal(2, [0, 2], 3)
+    (range(0, 1), range(0, 0), range(1, 2))
     """
-    dealt = [range(*shard_range(shards, workers, rank)) for rank in range(workers)]
-    return (*dealt, *[range(0)] * (ranks - workers))
+    chosen = range(workers) if isinstance(workers, int) else workers
+    dealt = [range(0)] * ranks
+    for place, rank in enumerate(chosen):
+        dealt[rank] = range(*shard_range(shards, len(chosen), place))
+    return tuple(dealt)
 
 
 ParamGroups = list[dict[str, Any]]

@@ -77,8 +77,9 @@ def test_one_machine_of_four_by_hand():
 def test_two_machines_of_four_term_by_term():
     # S = 8 MB, g = 4, m = 2. Inside: a column is 2 MB, 3 peers' of it are read: 6 MB.
     # Across: a rank sends half its column, 1 MB; 4 ranks share the port: 4 MB.
-    columns = Phase("inside", 1, 6 * MB)
-    strips = Phase("across", 1, 4 * MB, 1)
+    # A rank reads 2 MB of each peer; it sends 1 MB to its one peer on the other machine.
+    columns = Phase("inside", 1, 6 * MB, 0, 6 * MB, 2 * MB)
+    strips = Phase("across", 1, 4 * MB, 1, 8 * MB, 1 * MB)
     meeting = Phase("inside", 1, 0.0)
     two_by_four = {"machines": 2, "ranks_per_machine": 4}
     assert plan("reduce_scatter", 8 * MB, **two_by_four) == (columns, strips)
@@ -88,10 +89,13 @@ def test_two_machines_of_four_term_by_term():
     # 2 us + 6 MB / 10 GB/s + 50 us + 4 MB / 1 GB/s, twice.
     assert time_of("all_reduce", 8 * MB, 2, 4) == pytest.approx(2 * (2e-6 + 0.6e-3 + 50e-6 + 4e-3))
     # Broadcast: the root deals 4 MB to the other machine, they gather 4 MB, each machine copies.
-    copies = Phase("inside", 8, 8 * MB)
-    assert plan("broadcast", 8 * MB, **two_by_four) == (strips, strips, copies, copies)
+    copies = Phase("inside", 8, 8 * MB, 0, 8 * MB, 8 * MB)
+    dealt = Phase("across", 1, 4 * MB, 1, 4 * MB, 4 * MB)
+    gathered = Phase("across", 1, 4 * MB, 1, 8 * MB, 4 * MB)
+    assert plan("broadcast", 8 * MB, **two_by_four) == (dealt, gathered, copies, copies)
     # Barrier: 4 ranks send 4 bytes to their one peer each.
-    assert plan("barrier", 0, **two_by_four) == (meeting, Phase("across", 1, 16, 1), meeting)
+    tokens = Phase("across", 1, 16, 1, 32, 4)
+    assert plan("barrier", 0, **two_by_four) == (meeting, tokens, meeting)
 
 
 def time_with(what, machines, strips, sums, machine_sums=(), algorithm="direct"):
@@ -162,8 +166,8 @@ def test_machines_with_different_numbers_of_ranks_share_their_port():
 def test_a_ring_across_leaves_the_inside_alone():
     ring = plan("all_reduce", 9 * MB, machines=3, ranks_per_machine=3, algorithm="ring")
     # m - 1 = 2 rounds and 2/3 of 9 MB for each half.
-    half = Phase("across", 2, 6 * MB, 2)
-    columns = Phase("inside", 1, 6 * MB)
+    half = Phase("across", 2, 6 * MB, 2, 12 * MB, 3 * MB)
+    columns = Phase("inside", 1, 6 * MB, 0, 6 * MB, 3 * MB)
     assert ring == (columns, half, half, columns)
 
 
@@ -188,8 +192,8 @@ def test_what_is_small_takes_one_round_and_more_takes_two():
 
 
 def test_unknown_names_are_refused_with_those_there_are():
-    with pytest.raises(ValueError, match=r"'all_to_all'; there are all_gather, all_reduce"):
-        plan("all_to_all", MB, machines=2, ranks_per_machine=1)
+    with pytest.raises(ValueError, match=r"'scan'; there are all_gather, all_reduce, all_to_all"):
+        plan("scan", MB, machines=2, ranks_per_machine=1)
     with pytest.raises(ValueError, match=r"'tree'; there are direct, ring"):
         plan("reduce", MB, machines=2, ranks_per_machine=1, algorithm="tree")
 
@@ -241,3 +245,67 @@ def test_ranks_of_one_machine_in_a_network_group_send_each_other_no_messages():
     found = phases("reduce_scatter", shape_of(((0, 1), (2,))), Volume((3 * MB,) * 3, (1, 1, 1)))
     # Rank 2 sends to two ranks of the other machine; these send to rank 2 alone.
     assert [phase.messages for phase in found if phase.where == "across"] == [2]
+
+
+# -- levels ----------------------------------------------------------------------------------------
+
+
+def test_a_half_duplex_link_carries_both_ways_one_after_the_other():
+    # 8 MB on 4 machines: each sends 6 MB and gets 6 MB. A server of 3 workers gets 3 x 8 MB only.
+    half = Link(latency_s=5e-5, rate_bytes_per_s=1e9, duplex="half")
+    found = plan("reduce_scatter", 8 * MB, machines=4, ranks_per_machine=1)
+    assert seconds(found, inside=INSIDE, across=half) == pytest.approx(0.05e-3 + 12e-3)
+    assert seconds(found, inside=half, across=ACROSS) == pytest.approx(0.05e-3 + 6e-3)
+    served = phases(
+        "reduce_scatter", shape_of(one_each(4)), Volume((0, 0, 0, 8 * MB), (1, 1, 1, 0))
+    )
+    assert seconds(served, inside=INSIDE, across=half) == pytest.approx(0.05e-3 + 24e-3)
+
+
+def test_small_messages_move_at_the_rate_of_their_size():
+    # 1 MB messages at 0.5 GB/s, larger ones at 1 GB/s: 8 MB on 8 machines is 7 messages of 1 MB.
+    by_size = Link(latency_s=0, rate_bytes_per_s=1e9, rates=((1 * MB, 0.5e9), (4 * MB, 1e9)))
+    for size, expected in ((8 * MB, 14e-3), (32 * MB, 28e-3), (64 * MB, 56e-3)):
+        found = plan("all_gather", size, machines=8, ranks_per_machine=1)
+        assert seconds(found, inside=INSIDE, across=by_size) == pytest.approx(expected)
+
+
+COPIES = Link(latency_s=1e-5, rate_bytes_per_s=1e10)
+
+
+@pytest.mark.parametrize(
+    ("what", "machines", "ranks_per_machine", "copied"),
+    [
+        # 8 MB to the host, a strip of 2 MB back; then the other way round.
+        ("reduce_scatter", 4, 1, (8 * MB, 2 * MB)),
+        ("all_gather", 4, 1, (2 * MB, 8 * MB)),
+        ("all_reduce", 4, 1, (8 * MB, 8 * MB)),
+        ("broadcast", 4, 1, (8 * MB, 8 * MB)),
+        # Four ranks of a machine carry 2 MB each, on two machines 1 MB for each rank.
+        ("reduce_scatter", 2, 4, (2 * MB, 1 * MB)),
+        ("all_reduce", 2, 4, (2 * MB, 2 * MB)),
+        # Each rank sends 2 MB to each of 3 peers.
+        ("all_to_all", 4, 1, (6 * MB, 6 * MB)),
+    ],
+)
+def test_ranks_with_a_device_copy_before_and_after_an_exchange(
+    what, machines, ranks_per_machine, copied
+):
+    world = {"machines": machines, "ranks_per_machine": ranks_per_machine}
+    without = plan(what, 8 * MB, **world)
+    found = plan(what, 8 * MB, **world, has_copies=True)
+    assert [one for one in found if one.where != "copy"] == list(without)
+    across = [at for at, one in enumerate(found) if one.where == "across"]
+    copies = [at for at, one in enumerate(found) if one.where == "copy"]
+    assert copies == [across[0] - 1, across[-1] + 1]
+    assert tuple(found[at].num_bytes for at in copies) == copied
+    links = {"inside": INSIDE, "across": ACROSS}
+    more_s = seconds(found, **links, copies=COPIES) - seconds(without, **links)
+    assert more_s == pytest.approx(2 * 1e-5 + sum(copied) / 1e10)
+
+
+def test_nothing_is_copied_for_barriers_or_inside_a_machine():
+    barrier = plan("barrier", 8 * MB, machines=4, ranks_per_machine=1, has_copies=True)
+    inside = plan("all_reduce", 8 * MB, machines=1, ranks_per_machine=4, has_copies=True)
+    assert {one.where for one in barrier} == {"across"}
+    assert {one.where for one in inside} == {"inside"}

@@ -11,6 +11,7 @@ import torch
 import syncline
 from ranks import run_ranks
 from syncline.comm.base import Memory, Partials, Strips, even_cuts, exchange_bytes
+from syncline.comm.leaders import lead
 from syncline.comm.tree import Spread, plan_leaves, shard_range, split
 from syncline.session import current_session
 from worlds import run_virtual
@@ -32,16 +33,30 @@ WORLDS = {
     "virtual, 1 rank": (1, 1, "virtual"),
     "virtual, 3 ranks": (3, 1, "virtual"),
     "virtual, 3 machines with 2 ranks": (6, 3, "virtual"),
+    "led, 4 ranks, groups across each other": (4, 1, "auto", ((0, 2), (1, 3)), (0, 1)),
+    "led, 3 ranks, one alone": (3, 1, "auto", ((0,), (1, 2)), (0, 2)),
+    "led, 3 ranks in one group": (3, 1, "auto", ((0, 1, 2),), (1,)),
+    "led, network, 4 ranks": (4, 1, "network", ((0, 1), (2, 3)), (0, 3)),
+    "led, 2 machines with 3 ranks": (6, 2, "auto", ((0, 1, 2), (3, 4, 5)), (2, 3)),
+    "led, 2 machines, 4 groups": (6, 2, "auto", ((0,), (1, 2), (3, 5), (4,)), (0, 1, 3, 4)),
+    "led, 2 machines, groups of both": (4, 2, "auto", ((0, 2), (1, 3)), (0, 3)),
+    "led, virtual, 2 machines with 3 ranks": (6, 2, "virtual", ((0, 1, 2), (3, 4, 5)), (0, 5)),
+    "led, virtual, groups of both": (4, 2, "virtual", ((0, 2), (1, 3)), (0, 1)),
 }
+"""Ranks, machines, kind; if leaders speak for groups, the groups and the leaders."""
 
 every_communicator = pytest.mark.parametrize("world", sorted(WORLDS))
 
 
 def in_world(world, work):
     """Run work(comm) on every rank of a world."""
-    size, machines, kind = WORLDS[world]
+    size, machines, kind, *led = WORLDS[world]
+
+    def in_comm(comm):
+        return work(lead(comm, *led) if led else comm)
+
     if kind == "virtual":
-        return run_virtual(size, work, machines)
+        return run_virtual(size, in_comm, machines)
 
     def on_rank():
         if kind == "in turn":
@@ -50,7 +65,7 @@ def in_world(world, work):
             os.environ["GROUP_RANK"] = str(rank % machines)
             os.environ["LOCAL_RANK"] = str(rank // machines)
         syncline.init(comm="auto" if kind == "in turn" else kind)
-        return work(current_session().comm)
+        return in_comm(current_session().comm)
 
     return run_ranks(size, on_rank, machines=machines)
 
@@ -93,11 +108,10 @@ def expected(shards, num_elements):
 
 
 @every_communicator
-@pytest.mark.parametrize("more_shards", [0, 1, 5])
-def test_reduce_scatter_gives_each_rank_its_strip_of_the_tree_sum(world, more_shards):
-    shards = WORLDS[world][0] + more_shards
+def test_reduce_scatter_gives_each_rank_its_strip_of_the_tree_sum(world):
+    numbers_of_shards = [WORLDS[world][0] + more for more in (0, 1, 5)]
 
-    def work(comm):
+    def sums(comm, shards):
         partials = make_partials(comm, shards, 1000)
         results = []
         for _ in range(2):
@@ -110,12 +124,14 @@ def test_reduce_scatter_gives_each_rank_its_strip_of_the_tree_sum(world, more_sh
         low, high = partials.cuts[comm.position : comm.position + 2]
         return results, [low, high]
 
-    whole = expected(shards, 1000)
-    covered = []
-    for results, (low, high) in in_world(world, work):
-        assert results == [bits(whole[low:high])] * 2
-        covered += range(low, high)
-    assert sorted(covered) == list(range(1000))
+    answers = in_world(world, lambda comm: [sums(comm, shards) for shards in numbers_of_shards])
+    for number, shards in enumerate(numbers_of_shards):
+        whole = expected(shards, 1000)
+        covered = []
+        for results, (low, high) in (answer[number] for answer in answers):
+            assert results == [bits(whole[low:high])] * 2, shards
+            covered += range(low, high)
+        assert sorted(covered) == list(range(1000)), shards
 
 
 @every_communicator
@@ -134,25 +150,29 @@ def test_strips_may_be_empty(world):
 
 
 @every_communicator
-@pytest.mark.parametrize("num_elements", [1, 7, 40_000])
-def test_all_reduce_gives_everybody_the_tree_sum(world, num_elements):
+def test_all_reduce_gives_everybody_the_tree_sum(world):
     size = WORLDS[world][0]
+    sizes = (1, 7, 40_000)
 
     def work(comm):
-        partials = make_partials(comm, size + 2, num_elements)
-        comm.all_reduce(partials)
-        return bits(partials.result)
+        found = []
+        for num_elements in sizes:
+            partials = make_partials(comm, size + 2, num_elements)
+            comm.all_reduce(partials)
+            found.append(bits(partials.result))
+        return found
 
-    assert in_world(world, work) == [bits(expected(size + 2, num_elements))] * size
+    wanted = [bits(expected(size + 2, num_elements)) for num_elements in sizes]
+    assert in_world(world, work) == [wanted] * size
 
 
 @every_communicator
-@pytest.mark.parametrize("num_elements", [50, 40_000])
-def test_operations_on_the_same_partials_do_not_replay_each_other(world, num_elements):
+def test_operations_on_the_same_partials_do_not_replay_each_other(world):
     size = WORLDS[world][0]
     shards = size + 1
+    sizes = (50, 40_000)
 
-    def work(comm):
+    def operate(comm, num_elements):
         partials = make_partials(comm, shards, num_elements)
         where = partials.result.data_ptr()
         found = []
@@ -167,11 +187,13 @@ def test_operations_on_the_same_partials_do_not_replay_each_other(world, num_ele
         is_in_sum = where == partials.sums[0].mine.data_ptr()
         return found, list(partials.cuts[comm.position : comm.position + 2]), is_in_sum
 
-    whole = expected(shards, num_elements)
-    for found, (low, high), is_in_sum in in_world(world, work):
-        strip = bits(whole[low:high])
-        assert found == [strip, bits(whole), strip, bits(whole)]
-        assert is_in_sum == (num_elements == 40_000 or size == 1)
+    answers = in_world(world, lambda comm: [operate(comm, one) for one in sizes])
+    for number, num_elements in enumerate(sizes):
+        whole = expected(shards, num_elements)
+        for found, (low, high), is_in_sum in (answer[number] for answer in answers):
+            strip = bits(whole[low:high])
+            assert found == [strip, bits(whole), strip, bits(whole)], num_elements
+            assert is_in_sum == (num_elements == 40_000 or size == 1)
 
 
 @every_communicator
@@ -229,12 +251,10 @@ def test_reduce_gives_the_root_the_tree_sum(world):
 
 
 @every_communicator
-@pytest.mark.parametrize("is_common", [True, False])
-def test_all_gather_gives_everybody_every_strip(world, is_common):
+def test_all_gather_gives_everybody_every_strip(world):
     size = WORLDS[world][0]
 
-    def work(comm):
-        allocate = comm.allocate_common if is_common else comm.allocate
+    def gather(comm, allocate):
         memory = allocate(100, torch.float32)
         strips = Strips(memory, even_cuts(100, comm.size))
         sums = []
@@ -245,9 +265,12 @@ def test_all_gather_gives_everybody_every_strip(world, is_common):
             comm.barrier()
         return sums
 
+    def work(comm):
+        return [gather(comm, allocate) for allocate in (comm.allocate_common, comm.allocate)]
+
     cuts = even_cuts(100, size)
-    for sums in in_world(world, work):
-        for turn, found in enumerate(sums):
+    for answers in in_world(world, work):
+        for turn, found in ((turn, found) for sums in answers for turn, found in enumerate(sums)):
             want = [
                 10.0 * turn + position + 1
                 for position in range(size)
@@ -257,9 +280,10 @@ def test_all_gather_gives_everybody_every_strip(world, is_common):
 
 
 @every_communicator
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
-def test_broadcast_copies_any_tensor_from_any_root(world, dtype):
-    def work(comm):
+def test_broadcast_copies_any_tensor_from_any_root(world):
+    dtypes = (torch.float32, torch.int64, torch.bool)
+
+    def broadcast(comm, dtype):
         found = []
         for root in range(comm.size):
             tensor = torch.zeros(3, 5, dtype=dtype)
@@ -267,12 +291,16 @@ def test_broadcast_copies_any_tensor_from_any_root(world, dtype):
                 tensor += torch.ones(3, 5, dtype=dtype)
             comm.broadcast(tensor, root)
             found.append(bool((tensor == 1).all()))
+        return found
+
+    def work(comm):
+        found = [broadcast(comm, dtype) for dtype in dtypes]
         scalar = torch.tensor(float(comm.position))
         comm.broadcast(scalar, comm.size - 1)
         return found, scalar.item()
 
     size = WORLDS[world][0]
-    assert in_world(world, work) == [[[True] * size, size - 1.0]] * size
+    assert in_world(world, work) == [[[[True] * size] * len(dtypes), size - 1.0]] * size
 
 
 @every_communicator
@@ -317,7 +345,7 @@ def test_ranks_and_positions_name_the_whole_world(world):
 
 @every_communicator
 def test_a_subgroup_sums_among_its_ranks_only(world):
-    size, machines, _ = WORLDS[world]
+    size, machines, *_ = WORLDS[world]
     local_size = size // machines
     # One rank from each machine, or on one machine all but the last rank.
     ranks = (

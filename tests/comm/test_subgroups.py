@@ -19,7 +19,7 @@ from comm.test_every_communicator import (
     in_world,
     make_partials,
 )
-from syncline.comm.base import Strips, even_cuts
+from syncline.comm.base import Blocks, Strips, even_cuts
 from syncline.comm.shape import kind_of
 from syncline.session import current_session
 
@@ -47,6 +47,12 @@ def use(group):
         cuts = strips.cuts
         want = [1.0 + at for at in range(group.size) for _ in range(cuts[at], cuts[at + 1])]
         right.append(strips.memory.mine.tolist() == want)
+    others = [torch.zeros(9) for _ in group.ranks]
+    mine = [torch.full((9,), 1.0 + group.position)] * group.size
+    group.all_to_all(mine, others, Blocks((36,) * group.size, (1,) * group.size))
+    right += [
+        one.tolist() == [1.0 + at] * 9 for at, one in enumerate(others) if at != group.position
+    ]
     root = torch.tensor([group.position])
     group.broadcast(root, group.size - 1)
     right.append(root.item() == group.size - 1)
@@ -72,7 +78,7 @@ def call_around(group):
 
 @every_communicator
 def test_a_subgroup_of_any_shape_works_and_is_closed_alone(world):
-    size, _, kind = WORLDS[world]
+    size, _, kind, *_ = WORLDS[world]
     shapes = shapes_of(size)
 
     def work(comm):

@@ -7,8 +7,9 @@ import torch
 
 from comm.test_every_communicator import WORLDS, in_world, make_partials
 from ranks import run_ranks
-from syncline.comm.base import Strips, even_cuts
+from syncline.comm.base import Blocks, Strips, even_cuts
 from syncline.comm.streams import _Peer
+from syncline.comm.volume import strip_bytes
 from worlds import run_virtual
 
 pytestmark = pytest.mark.processes
@@ -43,6 +44,13 @@ def counted(comm, what, *arguments):
     return result, [list(entry) for entry in entries]
 
 
+def blocks_of(comm, blocks, kind):
+    """Return what a rank sends and what it receives, in float32."""
+    given, taken = blocks.gives[comm.position], blocks.takes[comm.position]
+    sends = [kind(given * take // 4) for take in blocks.takes]
+    return sends, [kind(give * taken // 4) for give in blocks.gives]
+
+
 def do_everything(comm, how, shards):
     """Run every operation with some cuts and some number of shards; return the whole log."""
     comm.traffic.log = []
@@ -59,6 +67,10 @@ def do_everything(comm, how, shards):
         for allocate in (comm.allocate, comm.allocate_common):
             counted(comm, "all_gather", Strips(allocate(num_elements, torch.float64), cuts))
             comm.end_lending()
+        blocks = Blocks(tuple(4 * (at % 3) for at in range(comm.size)), strip_bytes(cuts, 1))
+        for kind in (torch.zeros, torch.ones):
+            sends, receives = blocks_of(comm, blocks, kind)
+            counted(comm, "all_to_all", sends, receives, blocks)
     window = comm.window(SMALL, torch.float32, {"add": lambda call: 0})
     window.publish(torch.zeros(SMALL))
     values, out = comm.allocate(30, torch.float32), comm.allocate(20, torch.float32)
@@ -75,20 +87,21 @@ def do_everything(comm, how, shards):
 
 @pytest.mark.parametrize("world", PAIRS)
 @pytest.mark.parametrize("how", ["even", "uneven", "first", "middle", "last"])
-@pytest.mark.parametrize("more_shards", [0, 1, 7])
-def test_virtual_ranks_count_what_real_ones_count(world, how, more_shards):
+def test_virtual_ranks_count_what_real_ones_count(world, how):
     size = WORLDS[world][0]
 
     def work(comm):
-        return do_everything(comm, how, size + more_shards)
+        return [do_everything(comm, how, size + more_shards) for more_shards in (0, 1, 7)]
 
     real, virtual = in_world(world, work), run_virtual(size, work, PAIRS[world])
     assert real == virtual
-    assert {what for _, what, _ in real[0]} == {
-        *("reduce_scatter", "all_reduce", "reduce", "broadcast", "all_gather", "barrier"),
-        *("get", "add"),
-    }
-    assert all(num_bytes == 0 for log in real for _, what, num_bytes in log if what == "barrier")
+    for logs in real:
+        for log in logs:
+            assert {what for _, what, _ in log} == {
+                *("reduce_scatter", "all_reduce", "reduce", "broadcast", "all_gather", "barrier"),
+                *("all_to_all", "get", "add"),
+            }
+            assert all(num_bytes == 0 for _, what, num_bytes in log if what == "barrier")
 
 
 @pytest.mark.parametrize("world", ["2 machines with 2 ranks", "2 machines with 3 ranks"])
@@ -126,6 +139,8 @@ def test_the_network_counts_what_it_sends():
         comm.reduce(partials, 1)
         comm.broadcast(torch.zeros(LARGE), 2)
         comm.all_gather(Strips(comm.allocate(9, torch.float32), (0, 0, 9, 9)))
+        blocks = Blocks((8, 0, 4000), (3, 40, 5))
+        comm.all_to_all(*blocks_of(comm, blocks, torch.zeros), blocks)
         assert comm.traffic.log is None  # unless somebody asks for it
         return [sum(sent), comm.traffic.sent_bytes]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from syncline.cluster import Link
-from syncline.comm.base import Partials, Strips
+from syncline.comm.base import Blocks, Partials, Strips
 from syncline.comm.tree import Spread
 from syncline.comm.virtual import VirtualWorld
 from syncline.contract import UpdateSettings
@@ -17,11 +17,11 @@ from worlds import cluster
 INSIDE = Link(latency_s=0.01, rate_bytes_per_s=1e6)
 
 
-def run_timed(size, machines, work, has_fast_links=False, **costs):
+def run_timed(size, machines, work, has_fast_links=False, learns=True, **costs):
     """Run work(comm, clock) on virtual ranks whose network carries 1000 bytes a second."""
     clock = Clock()
     cluster_ = cluster(size, size // machines, rate=1000.0, inside=INSIDE, **costs)
-    options = {"learns": True, "algorithm": "direct", "has_fast_links": has_fast_links}
+    options = {"learns": learns, "algorithm": "direct", "has_fast_links": has_fast_links}
     world = VirtualWorld(clock, cluster_, **options)
     results = {}
 
@@ -86,6 +86,29 @@ def test_collectives_of_two_channels_may_overtake_each_other():
         found.append((channel, tensor.item()))
 
     assert [sorted(found) for found in run_timed(2, 2, work)] == [[(1, 1.0), (2, 2.0)]] * 2
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_an_exchange_of_blocks_takes_its_time_with_and_without_numbers(learns):
+    device = "cpu" if learns else "meta"
+
+    def work(comm, clock):
+        blocks, ends = Blocks((500,) * 3, (1,) * 3), []
+        for is_gather in (False, True):
+            sends = [torch.full((125,), 1.0 + comm.position, device=device) for _ in range(3)]
+            receives = [torch.zeros(5, 25, device=device) for _ in range(3)]
+            clock.sleep(float(comm.position))
+            comm.all_to_all(sends[:1] * 3 if is_gather else sends, receives, blocks)
+            ends.append(clock.now_s)
+            peer = (comm.position + 1) % 3
+            assert not learns or receives[peer].unique().tolist() == [1.0 + peer]
+        return [ends[0], ends[1] - ends[0]]
+
+    # The last rank comes after 2 s. On three machines 1000 bytes leave each of them in 1 s.
+    assert run_timed(3, 3, work, learns=learns) == [pytest.approx([3.0, 3.0])] * 3
+    # On one machine a rank stages 1000 bytes, or 500 that are for both peers, and reads 1000.
+    found = run_timed(3, 1, work, learns=learns)
+    assert found == [pytest.approx([2.0 + 0.012, 2.0 + 0.0115], rel=1e-9)] * 3
 
 
 COSTS = {"message_s": 0.25, "collective_s": 2.0}

@@ -13,6 +13,7 @@ import random
 import pytest
 
 from syncline.comm.cost import plan
+from syncline.perf.formulas import wait_free
 from syncline.sim.run import simulate
 from syncline.strategies import Merged, MergedSettings, SyncServer, SyncServerSettings
 from syncline.strategies.merged import MergedLayers
@@ -52,13 +53,10 @@ def step_s(layers, ranks, latency_s, strategy, **more):
 
 
 def wait_free_s(layers, exchange_s):
-    """Shi et al. 2018: tau_c[l] = max(tau_c[l + 1] + t_c[l + 1], tau_b[l] + t_b[l])."""
-    backward_end = sum(layer[1] for layer in layers)
-    wire_end = 0.0
-    for size, _, backward_s in reversed(layers):
-        backward_end += backward_s
-        wire_end = max(wire_end, backward_end) + (exchange_s(size) if size else 0.0)
-    return wire_end
+    """Return when the first layer's exchange ends, after forward and backward."""
+    times_s = [exchange_s(size) if size else 0.0 for size, _, _ in layers]
+    found = wait_free([backward_s for _, _, backward_s in layers], times_s)
+    return sum(forward_s for _, forward_s, _ in layers) + found.ends_s[0]
 
 
 @every_seed

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from syncline.comm.base import Communicator, Memory, Partials, Strips
+from syncline.comm.blocks import Blocks, Tensors
 from syncline.comm.traffic import Traffic
 from syncline.comm.tree import prepare_sum
 from syncline.comm.window import AloneWindow, Functions, Window
@@ -23,6 +24,7 @@ class Alone:
     size = 1
     num_machines = 1
     num_channels = 1
+    leaders_busy = None
 
     def __init__(
         self, rank: int = 0, traffic: Traffic | None = None, device: torch.device | None = None
@@ -76,6 +78,9 @@ class Alone:
         pass
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        pass
+
+    def all_to_all(self, sends: Tensors, receives: Tensors, blocks: Blocks) -> None:
         pass
 
     def barrier(self) -> None:

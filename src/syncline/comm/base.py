@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from syncline.comm.blocks import Blocks as Blocks  # a part of the contract
+from syncline.comm.blocks import Tensors
+from syncline.comm.busy import BusyTime
 from syncline.comm.limits import SMALL_BYTES
 from syncline.comm.traffic import Traffic
 from syncline.comm.tree import Spread, prepare_sum
@@ -149,6 +152,10 @@ class Communicator(Protocol):
     def num_channels(self) -> int:
         """How many hooks the comm lane may have under way at once."""
 
+    @property
+    def leaders_busy(self) -> BusyTime | None:
+        """When a leader exchanges for this rank's group; None if no leader speaks for it."""
+
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
         """Return zeroed memory of this rank's own. Every rank calls it, with the same numbers."""
 
@@ -175,6 +182,16 @@ class Communicator(Protocol):
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Copy the tensor of the rank in position `root` to all. Any tensor will do."""
+
+    def all_to_all(self, sends: Tensors, receives: Tensors, blocks: Blocks) -> None:
+        """Send sends[k] to position k and fill receives[k] with what position k sent here.
+
+        Every rank calls it, with equal blocks. `sends` and `receives` are by position, contiguous,
+        of the blocks' sizes and of one dtype; those of this rank's own position are not used. If
+        all of `sends` are one tensor, as in a gather, it is staged once. Any tensors will do, and
+        nothing is lent: the caller may write all of them when it returns. A call with larger blocks
+        than any before it allocates: such calls come in one order, also on different channels.
+        """
 
     def barrier(self) -> None:
         """Return when every rank has called it."""

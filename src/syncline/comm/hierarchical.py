@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from syncline.comm.base import Communicator, Memory, Partials, Strips, check_owner
+from syncline.comm.blocks import Blocks, Tensors, blocks_among
 from syncline.comm.context import Context
 from syncline.comm.many_calls import OneByOne
 from syncline.comm.network import Network
-from syncline.comm.operations import about
-from syncline.comm.real import Prepared, RealCommunicator, join_plans
+from syncline.comm.operations import about, about_blocks
+from syncline.comm.real import Prepared, RealCommunicator, join_plans, plan_in_two_halves
 from syncline.comm.shape import choose, kind_of, positions_of, shape_of
 from syncline.comm.shared_memory import SharedMemory
 from syncline.comm.tree import Node, prepare_sums, sources_below
@@ -53,6 +54,10 @@ class Hierarchical(RealCommunicator):
         assert self.position == inside.position * self.num_machines + self._machine
         self.num_channels = across.num_channels
         self._shape = shape_of(self.machines)
+        self._near = self._shape.machines[self._machine]
+        self._far = [at for at in range(self.size) if at not in self._near]
+        """Positions on this machine and on others."""
+        self._routes = self._routes_of_blocks()
 
     @classmethod
     def of(cls, context: Context, inside: SharedMemory, everybody: Network) -> Hierarchical:
@@ -141,17 +146,7 @@ class Hierarchical(RealCommunicator):
         return join_plans(exchange, self._inside.plan_all_gather(columns))
 
     def plan_all_reduce(self, partials: Partials) -> Prepared:
-        gather = self.plan_all_gather(partials.gathered)
-        both = join_plans(self.plan_reduce_scatter(partials), gather)
-        if not partials.is_small:
-            return both
-
-        def run(what: str) -> None:
-            both.run(what)
-            partials.result.copy_(partials.sums[0].mine)
-            self.traffic.spent("copy")
-
-        return Prepared(run, both.num_bytes)
+        return plan_in_two_halves(self, partials)
 
     def plan_reduce(self, partials: Partials, root: int) -> Prepared:
         """Give the sum to all ranks: each rank of a machine receives only its own column."""
@@ -164,6 +159,38 @@ class Hierarchical(RealCommunicator):
         if self._inside.position == local:
             num_bytes = self._across.copy_from(tensor, machine)
         return num_bytes + self._inside.copy_from(tensor, local)
+
+    def exchange_blocks(self, sends: Tensors, receives: Tensors, blocks: Blocks) -> None:
+        """Send messages to other machines; while they are on their way, exchange inside."""
+        which, near = about_blocks(blocks), self._near
+        ends = [
+            network.begin_exchange(
+                [(peer, sends[at]) for at, peer in pairs],
+                [(peer, receives[at]) for at, peer in pairs],
+                "all_to_all",
+                which,
+            )
+            for network, pairs in self._routes
+        ]
+        self._inside.exchange_blocks(
+            [sends[at] for at in near], [receives[at] for at in near], blocks_among(blocks, near)
+        )
+        taken = blocks.takes[self.position]
+        senders = [self.ranks[at] for at in self._far if blocks.gives[at] * taken]
+        self._everybody.end_exchange(ends, senders)
+
+    def _routes_of_blocks(self) -> list[tuple[Network, list[tuple[int, int]]]]:
+        """Return which network carries blocks to positions of other machines, and as which peers.
+
+        Those of this rank's column get their blocks in the column's conversation, as in other
+        collectives: otherwise machines that call different ones would not notice.
+        """
+        column = [at for at in self._far if self.ranks[at] in self._across.ranks]
+        others = [at for at in self._far if at not in column]
+        return [
+            (network, [(at, network.ranks.index(self.ranks[at])) for at in positions])
+            for network, positions in ((self._across, column), (self._everybody, others))
+        ]
 
     def meet(self, what: str) -> None:
         self._inside.meet(what)
@@ -208,6 +235,9 @@ class Hierarchical(RealCommunicator):
         group = Hierarchical.of(self.context, inside, everybody)
         self.adopt(group)
         return group
+
+    def messages(self) -> Network:
+        return self._everybody
 
     def release(self) -> None:
         self._inside.close()

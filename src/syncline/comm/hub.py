@@ -24,6 +24,9 @@ PATIENT = 1 << 16
 Larger than any number of buckets: those are the urgency numbers of other messages.
 """
 
+FIRST = -1
+"""The urgency number of messages that go before all others: compute waits for them."""
+
 NUM_CHANNELS = 5
 """One for collectives of the whole step, the others for buckets in turn.
 

@@ -9,7 +9,7 @@ The bytes are carried by a transport: `Streams` (TCP connections of our own) or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -24,10 +24,11 @@ from syncline.comm.base import (
     check_owner,
     even_cuts,
 )
+from syncline.comm.blocks import Blocks, Tensors
 from syncline.comm.context import Context
 from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.limits import SMALL_BYTES, TOKEN_BYTES
-from syncline.comm.operations import about, about_size
+from syncline.comm.operations import about, about_blocks, about_size
 from syncline.comm.real import Prepared, RealCommunicator, join_plans
 from syncline.comm.shape import Machines, choose, positions_of
 from syncline.comm.tree import Node, prepare_sum
@@ -50,6 +51,11 @@ class Transport(Protocol):
 
         The function takes the collective's name; `about` says which one of this name it is.
         """
+
+    def begin(
+        self, sends: Sequence[Addressed], receives: Sequence[Addressed], what: str, about: int
+    ) -> Callable[[], None]:
+        """Begin to send and receive everything; return a function that waits for all of it."""
 
     def part(self, ranks: Sequence[int]) -> Transport:
         """Return a transport for a group of some of the ranks. Only these ranks call it."""
@@ -136,7 +142,27 @@ class Network(RealCommunicator):
 
         return Prepared(run, num_bytes)
 
-    def _scratch(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
+    def begin_exchange(
+        self, sends: Sequence[Addressed], receives: Sequence[Addressed], what: str, about: int
+    ) -> Callable[[], None]:
+        """Begin an exchange with positions; return a function that waits for its end."""
+        outgoing = [(self.ranks[peer], tensor) for peer, tensor in sends if tensor.numel()]
+        incoming = [(self.ranks[peer], tensor) for peer, tensor in receives if tensor.numel()]
+        return self._transport.begin(outgoing, incoming, what, about)
+
+    def end_exchange(self, ends: Sequence[Callable[[], None]], senders: Collection[int]) -> None:
+        """Wait for ends of exchanges, and record that as one exchange with some ranks."""
+        recorder = self.traffic.recorder
+        if recorder is not None:
+            recorder.end_part("work")
+            exchange = recorder.next_id(f"{self._group}.{self.hub.channel}")
+        for end in ends:
+            end()
+        if recorder is not None:
+            kind, peers = "exchange" if senders else "send", tuple(sorted(senders))
+            recorder.end_part(kind, exchange, peers)
+
+    def scratch(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Return memory to receive into. A channel has its own: it runs one exchange at a time."""
         size_bytes = num_elements * dtype.itemsize
         channel = self.hub.channel
@@ -161,7 +187,7 @@ class Network(RealCommunicator):
         """
         start, stop = strips[self.position]
         num_received = sum(len(nodes[peer]) for peer in self._peers)
-        scratch = self._scratch(num_received * (stop - start), out.dtype)
+        scratch = self.scratch(num_received * (stop - start), out.dtype)
         sends = [
             (peer, tensor[strips[peer][0] : strips[peer][1]])
             for peer in self._peers
@@ -257,6 +283,13 @@ class Network(RealCommunicator):
         copies.run("broadcast")
         return copies.num_bytes
 
+    def exchange_blocks(self, sends: Tensors, receives: Tensors, blocks: Blocks) -> None:
+        self.prepare_exchange(
+            [(peer, sends[peer]) for peer in self._peers],
+            [(peer, receives[peer]) for peer in self._peers],
+            about_blocks(blocks),
+        ).run("all_to_all")
+
     def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
         return self._transport.window(self.context, self.ranks, num_elements, dtype, functions)
 
@@ -273,6 +306,9 @@ class Network(RealCommunicator):
         group = Network(self.context, self._transport.part(ranks), ranks, machines)
         self.adopt(group)
         return group
+
+    def messages(self) -> Network:
+        return self
 
     def release(self) -> None:
         self._transport.close()

@@ -60,16 +60,23 @@ class ProcessGroup:
     def prepare(
         self, sends: Sequence[Addressed], receives: Sequence[Addressed], about: int
     ) -> Callable[[str], None]:
-        calls: list[Operation] = []
-        calls += [(dist.irecv, rank, tensor) for rank, tensor in receives]
-        calls += [(dist.isend, rank, tensor) for rank, tensor in sends]
-        return lambda what: self._exchange(calls, what)
+        calls = _operations(sends, receives)
+        return lambda what: self._end(self._begin(calls, what), calls, what)
 
-    def _exchange(self, calls: Sequence[Operation], what: str) -> None:
+    def begin(
+        self, sends: Sequence[Addressed], receives: Sequence[Addressed], what: str, about: int
+    ) -> Callable[[], None]:
+        calls = _operations(sends, receives)
+        works = self._begin(calls, what)
+        return lambda: self._end(works, calls, what)
+
+    def _begin(self, calls: Sequence[Operation], what: str) -> list[Any]:
         try:
-            works = [call(tensor, rank, group=self._group) for call, rank, tensor in calls]
+            return [call(tensor, rank, group=self._group) for call, rank, tensor in calls]
         except RuntimeError as error:
             raise self._failure(what, error) from None
+
+    def _end(self, works: Sequence[Any], calls: Sequence[Operation], what: str) -> None:
         for work, (_, rank, _) in zip(works, calls, strict=True):
             try:
                 work.wait()
@@ -101,6 +108,11 @@ class ProcessGroup:
     def close(self) -> None:
         if self._is_ours:
             dist.destroy_process_group(self._group)
+
+
+def _operations(sends: Sequence[Addressed], receives: Sequence[Addressed]) -> list[Operation]:
+    into: list[Operation] = [(dist.irecv, rank, tensor.detach()) for rank, tensor in receives]
+    return into + [(dist.isend, rank, tensor.detach()) for rank, tensor in sends]
 
 
 def join_group(control: Control, store: Any, address: str, hung_s: float) -> ProcessGroup:

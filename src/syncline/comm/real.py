@@ -7,13 +7,20 @@ its bytes and run it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from syncline.comm.base import Partials, Strips, each_element_once
+from syncline.comm.base import Communicator, Memory, Partials, Strips, each_element_once
+from syncline.comm.blocks import Blocks, Tensors, check_blocks
+from syncline.comm.busy import BusyTime
 from syncline.comm.context import Context
+from syncline.comm.shape import Machines
+
+if TYPE_CHECKING:
+    from syncline.comm.network import Network
+    from syncline.comm.window import Functions, Window
 
 
 class Prepared(NamedTuple):
@@ -27,6 +34,15 @@ class Prepared(NamedTuple):
 
 class RealCommunicator(ABC):
     """Collectives of real processes. A subclass prepares each; this class counts and runs it."""
+
+    name: str
+    position: int
+    size: int
+    ranks: tuple[int, ...]
+    machines: Machines
+    num_machines: int
+    num_channels: int
+    leaders_busy: BusyTime | None = None
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -71,6 +87,11 @@ class RealCommunicator(ABC):
             tensor.copy_(whole)
         self.traffic.add(self.hub.channel, "broadcast", num_bytes)
 
+    def all_to_all(self, sends: Tensors, receives: Tensors, blocks: Blocks) -> None:
+        check_blocks(sends, receives, blocks, self.position, self.size)
+        self.traffic.add(self.hub.channel, "all_to_all", blocks.sent_by(self.position))
+        self.exchange_blocks(sends, receives, blocks)
+
     def barrier(self) -> None:
         self.traffic.add(self.hub.channel, "barrier", 0)
         self.meet("barrier")
@@ -92,8 +113,34 @@ class RealCommunicator(ABC):
         """Copy the root's flat tensor to all; return how many bytes this rank handed over."""
 
     @abstractmethod
+    def exchange_blocks(self, sends: Tensors, receives: Tensors, blocks: Blocks) -> None:
+        """Do an `all_to_all` whose tensors are checked and whose bytes are counted."""
+
+    @abstractmethod
     def meet(self, what: str) -> None:
         """Return when every rank has called it, on this channel."""
+
+    @abstractmethod
+    def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory: ...
+
+    @abstractmethod
+    def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory: ...
+
+    @abstractmethod
+    def announce(self, partials: Partials) -> None: ...
+
+    @abstractmethod
+    def end_lending(self) -> None: ...
+
+    @abstractmethod
+    def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window: ...
+
+    @abstractmethod
+    def subgroup(self, ranks: Sequence[int]) -> Communicator | None: ...
+
+    def messages(self) -> Network | None:
+        """Return a communicator of the same ranks over the network; None if there is none."""
+        return None
 
     def adopt(self, subgroup: RealCommunicator) -> None:
         """Let the world's communicator close a subgroup, if nothing closes it earlier."""
@@ -114,6 +161,21 @@ class RealCommunicator(ABC):
     @abstractmethod
     def release(self) -> None:
         """Free memory, doorbells and connections."""
+
+
+def plan_in_two_halves(comm: RealCommunicator, partials: Partials) -> Prepared:
+    """Return an all-reduce as a reduce-scatter and an all-gather, whatever its size."""
+    gather = comm.plan_all_gather(partials.gathered)
+    both = join_plans(comm.plan_reduce_scatter(partials), gather)
+    if not partials.is_small:
+        return both
+
+    def run(what: str) -> None:
+        both.run(what)
+        partials.result.copy_(partials.sums[0].mine)
+        comm.traffic.spent("copy")
+
+    return Prepared(run, both.num_bytes)
 
 
 def join_plans(*plans: Prepared) -> Prepared:

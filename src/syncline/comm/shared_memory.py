@@ -21,14 +21,24 @@ import torch
 
 from syncline.comm.alone import Alone
 from syncline.comm.base import Communicator, Memory, Partials, Strips, check_owner, prepare_peer_sum
+from syncline.comm.blocks import Blocks, Tensors
 from syncline.comm.context import Context
 from syncline.comm.hub import NUM_CHANNELS
 from syncline.comm.limits import SCRATCH_BYTES
 from syncline.comm.machine import Bell, Star, as_tensor, round_up
-from syncline.comm.operations import ANNOUNCES, BITS, KIND, about, about_size, refuse_mismatch
+from syncline.comm.operations import (
+    ANNOUNCES,
+    BITS,
+    KIND,
+    about,
+    about_blocks,
+    about_size,
+    refuse_mismatch,
+)
 from syncline.comm.real import Prepared, RealCommunicator, join_plans
 from syncline.comm.shape import shape_of
 from syncline.comm.shared_window import SharedCalls, SharedWindow
+from syncline.comm.staging import Staging, staged_bytes
 from syncline.comm.volume import Volume, sent_bytes, stages, volume_of_partials, volume_of_strips
 from syncline.comm.window import Functions, Window
 
@@ -68,6 +78,7 @@ class SharedMemory(RealCommunicator):
         """By channel: the count's part of this rank's word."""
         self._fence = threading.Lock()
         self._scratch: Memory | None = None
+        self._stagings: list[Staging | None] = [None] * NUM_CHANNELS
         self.allocations: list[tuple[torch.Tensor, ...]] = []
         """All ranks' memory of each `allocate`, in which a window call finds its values."""
         self._num_allocated = 0
@@ -252,6 +263,29 @@ class SharedMemory(RealCommunicator):
             self.meet("broadcast", which)
         return flat.numel() * (self.size - 1) if self.position == root else 0
 
+    def exchange_blocks(self, sends: Tensors, receives: Tensors, blocks: Blocks) -> None:
+        which = about_blocks(blocks)
+        staging = self._stagings[self.hub.channel]
+        if staging is None or staging.each_bytes < staged_bytes(blocks):
+            staging = self._grow_staging(blocks, which)
+        staged = staging.put(sends, blocks)
+        self.traffic.spent("copy")
+        self.meet("all_to_all", which)
+        staging.get(receives, staged)
+        self.traffic.spent("copy")
+
+    def _grow_staging(self, blocks: Blocks, which: int) -> Staging:
+        """Replace this channel's staging memory. Peers may read the old one to the end.
+
+        It is not numbered as an allocation: on other machines it may be large enough already.
+        """
+        # Taking memory blocks the lane: do it when all have come, and have agreed on the blocks.
+        self.meet("all_to_all", which)
+        channel, each_bytes = self.hub.channel, staged_bytes(blocks)
+        staging = Staging(self.star, self.position, self.size, each_bytes, channel)
+        self._stagings[channel] = staging
+        return staging
+
     def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
         return SharedWindow(self, num_elements, dtype, functions)
 
@@ -279,5 +313,5 @@ class SharedMemory(RealCommunicator):
         self._bell.close()
         self.star.close()
         # A segment is unmapped when no tensor refers to it; tensors that are still used stay valid.
-        self._calls, self._scratch, self._columns = None, None, []
+        self._calls, self._scratch, self._columns, self._stagings = None, None, [], []
         self.allocations.clear()

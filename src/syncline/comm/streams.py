@@ -438,6 +438,15 @@ class Streams:
         incoming = [(self._peers[rank], bytes_of(tensor)) for rank, tensor in receives]
         return lambda what: self._exchange(outgoing, incoming, what, KIND[what] | about)
 
+    def begin(
+        self, sends: Sequence[Addressed], receives: Sequence[Addressed], what: str, about: int
+    ) -> Callable[[], None]:
+        """Begin to send and receive everything; return a function that waits for all of it."""
+        outgoing = [(self._peers[rank], bytes_of(tensor)) for rank, tensor in sends]
+        incoming = [(self._peers[rank], bytes_of(tensor)) for rank, tensor in receives]
+        exchange = self._begin(outgoing, incoming, KIND[what] | about)
+        return lambda: self._end(exchange, outgoing, incoming, what)
+
     def window(
         self,
         context: Context,
@@ -485,16 +494,31 @@ class Streams:
         what: str,
         operation: int,
     ) -> None:
+        self._end(self._begin(sends, receives, operation), sends, receives, what)
+
+    def _begin(
+        self,
+        sends: Sequence[tuple[_Peer, memoryview]],
+        receives: Sequence[tuple[_Peer, memoryview]],
+        operation: int,
+    ) -> Exchange:
         conversation = (self._group, self._hub.channel)
         exchange = Exchange(len(sends) + len(receives))
-        num_bytes = 0
         for peer, target in receives:
             exchange.waits_for[peer.rank] += 1
-            num_bytes += len(target)
             peer.post(conversation, (target, exchange, operation))
         for peer, message in sends:
             peer.send(conversation, message, exchange, self._hub.urgency, operation)
-        is_bulky = num_bytes > _BULKY_BYTES
+        return exchange
+
+    def _end(
+        self,
+        exchange: Exchange,
+        sends: Sequence[tuple[_Peer, memoryview]],
+        receives: Sequence[tuple[_Peer, memoryview]],
+        what: str,
+    ) -> None:
+        is_bulky = sum([len(target) for _, target in receives]) > _BULKY_BYTES
         self._hub.num_bulky += is_bulky
         try:
             self._wait(exchange, [peer.rank for peer, _ in sends], what)

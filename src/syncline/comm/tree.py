@@ -214,8 +214,10 @@ def prepare_sum(
     """Return a function that writes scale * (the tree sum of the sources) to `out`.
 
     `out` may be one of the sources: it is written by the last addition only. Views are made here,
-    once, so that a call does arithmetic only.
+    once, so that a call does arithmetic only. Memory without numbers (`meta`) needs none.
     """
+    if out.is_meta:
+        return lambda: None
     adds = plan_sum(root, [node for node, _ in sources])
     num_spare = max((to + 1 - len(sources) for to, _, _ in adds[:-1]), default=0)
     size = min(CHUNK_ELEMENTS, out.numel())

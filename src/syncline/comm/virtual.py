@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -27,9 +27,10 @@ from syncline.comm.base import (
     check_owner,
     each_element_once,
 )
+from syncline.comm.blocks import Blocks, Tensors, check_blocks, is_one_tensor
 from syncline.comm.group_numbers import GroupNames
 from syncline.comm.hub import NUM_CHANNELS
-from syncline.comm.shape import Machines, by_machine, choose, kind_of
+from syncline.comm.shape import by_machine, choose, kind_of
 from syncline.comm.virtual_bundle import Calls
 from syncline.comm.virtual_endpoint import Booked, Endpoint
 from syncline.comm.virtual_group import (
@@ -37,23 +38,23 @@ from syncline.comm.virtual_group import (
     Charge,
     Gathering,
     VirtualGroup,
+    copy_blocks,
+    copy_from,
     gather_strips,
     share_sum,
     spread_sum,
     whole_sum,
 )
+from syncline.comm.virtual_ports import rates_of, ways_of
 from syncline.comm.virtual_stream import Streams
 from syncline.comm.virtual_window import VirtualWindow
 from syncline.comm.window import Counted, Functions, Window
 from syncline.errors import CommError
 from syncline.virtual.clock import Clock, Signal
 from syncline.virtual.fast_link import FastLinks
+from syncline.virtual.fill import slack_of
 from syncline.virtual.link import Links, Port
 from syncline.virtual.turns import Turns
-
-SLACK = 0.02
-"""The slack of fast links on 32 to 128 ranks. Fewer have less of it: with few flows at a port, each
-of them counts. More have more of it: rates of more flows take longer to compute."""
 
 
 class VirtualWorld:
@@ -67,10 +68,13 @@ class VirtualWorld:
         learns: bool,
         algorithm: str,
         has_fast_links: bool = False,
+        one_for_all: bool = False,
     ) -> None:
         self.clock = clock
         self.cluster = cluster
         self.algorithm = algorithm
+        self.one_for_all = one_for_all
+        """Whether one rank runs: it stands for all, which would do the same at the same time."""
         self.device = torch.device("cpu" if learns else "meta")
         self.last_death_s = -1.0
         self.gone: set[int] = set()
@@ -79,15 +83,12 @@ class VirtualWorld:
             Endpoint(rank, Turns(clock, f"the comm lane of rank {rank}"))
             for rank in range(cluster.ranks)
         ]
-        rates: dict[Port, float] = {}
-        for machine in range(cluster.machines):
-            rates["out", machine] = rates["in", machine] = cluster.network.rate_bytes_per_s
-        for rank in range(cluster.ranks):
-            rates["inside", rank] = cluster.inside.rate_bytes_per_s
+        self.copies = cluster.copies if cluster.machines > 1 else None
+        """Between devices and hosts, if messages go through them."""
+        self.ways, rates = ways_of(cluster), rates_of(cluster)
         self.links: Links | FastLinks = Links(clock, rates)
         if has_fast_links:
-            slack = SLACK * min(1.0, (cluster.ranks / 32) ** 2) * max(1.0, cluster.ranks / 128)
-            self.links = FastLinks(clock, rates, slack, cluster.ranks**2)
+            self.links = FastLinks(clock, rates, slack_of(cluster.ranks), cluster.ranks**2)
         self.calls: Calls | None = None
         """Calls to the owners of many strips, if they are bundled (`virtual_bundle.py`)."""
         if isinstance(self.links, FastLinks) and not learns:
@@ -122,11 +123,11 @@ class VirtualWorld:
         ports, link = self.ports_between(one, other)
         start = functools.partial(self.links.start, ports, float(num_bytes))
         if self.is_inside(one, other):
-            moving_s = self.clock.now_s + link.latency_s
+            moving_s = self.clock.now_s + link.latency_s + link.lost_s(num_bytes, num_bytes)
             self.clock.at(moving_s, start, done)
         else:
             sent_s = self.clock.now_s if is_answer else self.send_messages(one, 1)
-            moving_s = sent_s + link.latency_s
+            moving_s = sent_s + link.latency_s + link.lost_s(num_bytes, num_bytes)
             if isinstance(self.links, FastLinks):
                 self.clock.at(moving_s, start, done, one * self.cluster.ranks + other)
             else:
@@ -144,7 +145,8 @@ class VirtualWorld:
         """Return the ports that a message from one rank to another goes through, and the link."""
         if self.is_inside(one, other):
             return [("inside", one), ("inside", other)], self.cluster.inside
-        ports: list[Port] = [("out", self.machine_of(one)), ("in", self.machine_of(other))]
+        out, into = self.ways
+        ports: list[Port] = [(out, self.machine_of(one)), (into, self.machine_of(other))]
         return ports, self.cluster.network
 
     def is_inside(self, one: int, other: int) -> bool:
@@ -159,7 +161,7 @@ class VirtualWorld:
         """
         cluster = self.cluster
         if caller != owner and self.is_inside(caller, owner):
-            return num_bytes / cluster.inside.rate_bytes_per_s
+            return cluster.inside.moving_s(num_bytes)
         message_s = 0.0 if caller == owner else cluster.message_s
         return message_s + num_bytes / cluster.update_bytes_per_s
 
@@ -182,9 +184,10 @@ class VirtualComm:
     """One virtual rank's communicator of a group."""
 
     name = "virtual"
+    leaders_busy = None  # a trace says it
 
     def __init__(self, group: VirtualGroup, me: Endpoint) -> None:
-        self._group = group
+        self.group = group
         self._world = group.world
         self.endpoint = me
         self.traffic = me.traffic
@@ -199,19 +202,20 @@ class VirtualComm:
         """How many collectives this rank has come to, by channel."""
         self._num_allocated = 0
         self._num_windows = 0
-        self._num_parts: Counter[Machines] = Counter()
+        self.num_parts: Counter[Hashable] = Counter()
+        """How many parts this rank has asked for, by their ranks: all ranks ask in one order."""
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Memory:
-        everybody = self._group.allocate(self._num_allocated, num_elements, dtype)
+        everybody = self.group.allocate(self._num_allocated, num_elements, dtype)
         self._num_allocated += 1
         if len(everybody) == 1:
-            return Memory(everybody[0], everybody * self.size, owner=self._group)
-        return Memory(everybody[self.position], everybody, owner=self._group)
+            return Memory(everybody[0], everybody * self.size, owner=self.group)
+        return Memory(everybody[self.position], everybody, owner=self.group)
 
     def allocate_common(self, num_elements: int, dtype: torch.dtype) -> Memory:
-        memory = self._group.share(self._num_allocated, num_elements, dtype)
+        memory = self.group.share(self._num_allocated, num_elements, dtype)
         self._num_allocated += 1
-        return Memory(memory, is_common=True, owner=self._group)
+        return Memory(memory, is_common=True, owner=self.group)
 
     def announce(self, partials: Partials) -> None:
         pass
@@ -227,50 +231,52 @@ class VirtualComm:
     ) -> None:
         charge = partials.plans.get(what)
         if charge is None:
-            check_owner(partials.sums, self._group)
-            charge = partials.plans[what] = self._group.charge_sum(what, partials)
+            check_owner(partials.sums, self.group)
+            charge = partials.plans[what] = self.group.charge_sum(what, partials)
         self._collect(charge, partials, finish)
 
     def reduce(self, partials: Partials, root: int) -> None:
         def give_to_root(brought: dict[int, Partials]) -> None:
             brought[root].sums[0].mine.copy_(whole_sum(brought))
 
-        check_owner(partials.sums, self._group)
-        self._collect(self._group.charge_sum("reduce", partials, root), partials, give_to_root)
+        check_owner(partials.sums, self.group)
+        self._collect(self.group.charge_sum("reduce", partials, root), partials, give_to_root)
 
     def all_gather(self, strips: Strips) -> None:
         charge = strips.plans.get("all_gather")
         if charge is None:
-            check_owner([strips.memory], self._group)
-            charge = strips.plans["all_gather"] = self._group.charge_gather(strips)
+            check_owner([strips.memory], self.group)
+            charge = strips.plans["all_gather"] = self.group.charge_gather(strips)
         self._collect(charge, strips, gather_strips)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        def copy(brought: dict[int, torch.Tensor]) -> None:
-            for position, target in brought.items():
-                if position != root:
-                    target.copy_(brought[root])
-
         # Detach now: when it is copied, the tensor may refer to another rank's memory.
         tensor = each_element_once(tensor.detach())
-        charge = self._group.charge_broadcast(tensor.numel(), tensor.itemsize, root)
-        self._collect(charge, tensor, copy)
+        charge = self.group.charge_broadcast(tensor.numel(), tensor.itemsize, root)
+        self._collect(charge, tensor, copy_from(root))
+
+    def all_to_all(self, sends: Tensors, receives: Tensors, blocks: Blocks) -> None:
+        charge = self.group.charge_blocks(blocks, is_one_tensor(sends, self.position))
+        if self._world.device.type != "meta":
+            check_blocks(sends, receives, blocks, self.position, self.size)
+            sends, receives = [[one.detach() for one in each] for each in (sends, receives)]
+        self._collect(charge, (sends, receives), copy_blocks)
 
     def barrier(self) -> None:
-        self._collect(self._group.charge_barrier(), None, lambda brought: None)
+        self._collect(self.group.charge_barrier(), None, lambda brought: None)
 
     def end_lending(self) -> None:
         """Meet the ranks of this machine: in a real run only they read this rank's memory."""
-        if self._group.shape.kind == "shared memory":
+        if self.group.shape.kind == "shared memory":
             self._meet(END_OF_LENDING, None, lambda brought: None)
-        elif self._group.shape.kind == "hierarchical":
+        elif self.group.shape.kind == "hierarchical":
             self._inside.end_lending()
 
     @cached_property
     def _inside(self) -> VirtualComm:
         """This machine's ranks of the group."""
         (mine,) = (machine for machine in self.machines if self.endpoint.rank in machine)
-        return VirtualComm(self._group.part((mine,), 0), self.endpoint)
+        return VirtualComm(self.group.part((mine,), 0), self.endpoint)
 
     def window(self, num_elements: int, dtype: torch.dtype, functions: Functions) -> Window:
         number = self._num_windows
@@ -279,16 +285,16 @@ class VirtualComm:
         calls, me = self._world.calls, self.endpoint
         if calls is not None and any(isinstance(one, Counted) for one in functions.values()):
             me.turns = Booked(self._world.clock, calls, me.rank)
-        return VirtualWindow(self._group, self.endpoint, number, num_bytes, functions)
+        return VirtualWindow(self.group, self.endpoint, number, num_bytes, functions)
 
     def subgroup(self, ranks: Sequence[int]) -> Communicator | None:
         machines = choose(self.machines, ranks)
-        self._num_parts[machines] += 1
+        self.num_parts[machines] += 1
         if self.endpoint.rank not in ranks:
             return None
         if kind_of(machines) == "alone":
             return Alone(self.endpoint.rank, self.traffic, self._world.device)
-        return VirtualComm(self._group.part(machines, self._num_parts[machines]), self.endpoint)
+        return VirtualComm(self.group.part(machines, self.num_parts[machines]), self.endpoint)
 
     def close(self) -> None:
         pass
@@ -298,14 +304,17 @@ class VirtualComm:
     ) -> None:
         """Count a collective's bytes and join it. A rank alone sends nothing."""
         if self.size > 1:
-            self.traffic.add(self.endpoint.channel, charge.what, charge.sent[self.position])
+            sent = self.group.sent_by(self.position, charge)
+            self.traffic.add(self.endpoint.channel, charge.what, sent)
         self._meet(charge, brings, finish)
 
     def _meet(self, charge: Charge, brings: Any, finish: Callable[[dict[int, Any]], None]) -> None:
         """Wait for all members. The last to come lets the time pass and computes for all."""
-        group, me = self._group, self.endpoint
-        number = (me.channel, self._num_met[me.channel])
-        self._num_met[me.channel] += 1
+        group, me = self.group, self.endpoint
+        # Exchanges of blocks run beside hooks, which have the endpoint's channel.
+        channel = NUM_CHANNELS if charge.what == "all_to_all" else me.channel
+        number = (channel, self._num_met[channel])
+        self._num_met[channel] += 1
         gathering = group.gatherings.get(number)
         if gathering is None:
             signal = Signal(self._world.clock)
@@ -317,7 +326,7 @@ class VirtualComm:
                 f"call {others.what} of {others.size_bytes}: all ranks need one order"
             )
         gathering.brought[self.position] = brings
-        if len(gathering.brought) == group.size:
+        if len(gathering.brought) == group.num_callers:
             del group.gatherings[number]
             gathering.met_s = self._world.clock.now_s
 
@@ -328,15 +337,9 @@ class VirtualComm:
                 gathering.done.set()
 
             group.pay(charge.phases, end)
-        gathering.done.wait(lambda: self._explain(gathering))
+        gathering.done.wait(lambda: group.explain(gathering, me.doing))
         recorder = me.traffic.recorder
         if recorder is not None:
             exchange, met_s = f"{group.name}.{number[0]}:{number[1]}", gathering.met_s
-            recorder.end_exchange(exchange, met_s, met_s + group.latency_s(charge.phases))
-
-    def _explain(self, gathering: Gathering) -> str:
-        missing = sorted(rank for at, rank in enumerate(self.ranks) if at not in gathering.brought)
-        named = [f"{rank}{self._world.endpoints[rank].died}" for rank in missing[:6]]
-        more = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
-        what = gathering.charge.what
-        return f"{self.endpoint.doing}: {what} waits for rank {', '.join(named)}{more}"
+            copied_s = group.copied_s(charge.phases)
+            recorder.end_exchange(exchange, met_s, group.fixed_parts(charge.phases), copied_s)

@@ -55,11 +55,14 @@ class Bundle:
         self._why = why
         self._traffic = traffic
         self.call_of = call_of
+        self.copy_back: Callable[[], None] = lambda: None
+        """Copies the answers of other machines to the caller's device, if it has one."""
         self.results: Sequence[int | None] = ()
 
     def wait(self) -> Sequence[int | None]:
         self.done.wait(self._why)
         self._traffic.spent("wire")
+        self.copy_back()
         return self.results
 
 
@@ -76,8 +79,9 @@ class Calls:
         self._links = links
         links.on_ends, links.first_wanted = self._end, self._first_over
         machines = range(world.cluster.machines)
-        self.outs: Ints = np.array([links.number(("out", machine)) for machine in machines])
-        self.ins: Ints = np.array([links.number(("in", machine)) for machine in machines])
+        out, into = world.ways
+        self.outs: Ints = np.array([links.number((out, machine)) for machine in machines])
+        self.ins: Ints = np.array([links.number((into, machine)) for machine in machines])
         self.until_s = np.zeros(num_ranks)
         """By rank: when the lane has done all that has come to it."""
         self._booked: list[list[Ints]] = [[] for _ in range(num_ranks)]

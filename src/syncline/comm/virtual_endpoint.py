@@ -12,6 +12,7 @@ from syncline.virtual.clock import Clock, Signal
 from syncline.virtual.turns import Turns
 
 if TYPE_CHECKING:
+    from syncline.cluster import Link
     from syncline.comm.virtual_bundle import Calls
     from syncline.comm.virtual_window import Asked
 
@@ -115,6 +116,14 @@ class Endpoint:
                     recorder.close_served(asked.exchange, asked.caller.rank)
                 end(result)
         self.is_serving = False
+
+    def copy(self, copies: Link | None, num_bytes: int, num_copies: int = 1) -> None:
+        """Copy bytes between the rank's device and its host on the comm lane, if they are two."""
+        if copies is None or not num_bytes:
+            return
+        self.turns.spend(num_copies * copies.latency_s + copies.moving_s(num_bytes))
+        if self.traffic.recorder is not None:
+            self.traffic.recorder.end_copy()
 
     def notify(self, clock: Clock) -> None:
         """Wake processes that wait in `until`, to check their condition again."""

@@ -49,6 +49,7 @@ class Trip:
         lengths = [(strip.stop - strip.start) for strip in targets.strips]
         self.sizes: Ints = np.array(lengths, dtype=np.int64) * element_bytes
         self.num_bytes = int(self.sizes[self.others].sum())
+        self.copied_bytes = int(self.sizes[self.across].sum())
         # As `VirtualWorld.serving_s`, for all owners at once.
         self.serving_s: Floats = np.where(is_me, 0.0, cluster.message_s)
         self.serving_s += 2 * self.sizes / cluster.update_bytes_per_s
@@ -56,6 +57,11 @@ class Trip:
         self.serving_s[at] = 2 * self.sizes[at] / cluster.inside.rate_bytes_per_s
         near = np.where(is_me, 0.0, cluster.inside.latency_s)
         self.latency_s: Floats = np.where(is_inside, near, cluster.network.latency_s)
+        if cluster.inside.rates:
+            self.serving_s[at] = [cluster.inside.moving_s(2 * size) for size in self.sizes[at]]
+        if cluster.network.rates:
+            lost_s = [cluster.network.lost_s(size, size) for size in self.sizes]
+            self.latency_s += np.where(is_inside, 0.0, lost_s)
         # Calls inside a machine bring no bytes to links.
         self.flow_bytes: Floats = np.where(is_inside, 0.0, self.sizes)
         links, calls = world.links, world.calls

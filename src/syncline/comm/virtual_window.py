@@ -6,6 +6,7 @@ as long as its function, and a pass over its values and its answer (`VirtualWorl
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ class Asked:
     answered_s: float = 0.0
     back_s: float = 0.0
     """When the bytes of the answer began to move."""
+    copy_back: Callable[[], None] | None = None
+    """Copies what came from another machine to the caller's device, if it has one."""
     result: int | None = None
     got: torch.Tensor | None = None
 
@@ -82,6 +85,9 @@ class Asked:
         if self.result is None:
             self.caller.waited_in_vain.append((started_s, self.clock.now_s))
             raise PeerGone(self.owner.rank)
+        if self.copy_back is not None:
+            copy_back, self.copy_back = self.copy_back, None
+            copy_back()
         return self.result
 
     @property
@@ -124,6 +130,8 @@ class VirtualWindow(OneByOne):
     def publish(self, values: torch.Tensor) -> bool:
         # A clone, since another rank may still read the previous version.
         self.published = values.clone() if values.device.type != "meta" else values
+        if len(self._group.machines) > 1:
+            self._me.copy(self._world.copies, values.nbytes)
         self.version += 1
         return True
 
@@ -157,6 +165,8 @@ class VirtualWindow(OneByOne):
             else:
                 end(run())
 
+        if not is_inside:
+            self._copy_back(asked, self.published_bytes)
         asked.moving_s = self._world.carry(*ranks, 0, arrive)
         asked.note_sent()
         return asked
@@ -202,6 +212,8 @@ class VirtualWindow(OneByOne):
             arrive()
         else:
             self._count(function, bytes_moved(values, out))
+            self._me.copy(self._world.copies, to_there)
+            self._copy_back(asked, back)
             asked.moving_s = self._world.carry(rank, asked.owner.rank, to_there, arrive)
             asked.note_sent()
         return asked
@@ -240,6 +252,12 @@ class VirtualWindow(OneByOne):
             return Call.of(self.rank, *mine, note(strip.number))
 
         bundle = Bundle(self._world.clock, why, me.traffic, call_of)
+        if self._world.copies is not None:
+            copy = functools.partial(
+                me.copy, self._world.copies, trip.copied_bytes, len(trip.across)
+            )
+            copy()
+            bundle.copy_back = copy
         calls.begin(trip, bundle)
         return bundle
 
@@ -262,6 +280,11 @@ class VirtualWindow(OneByOne):
         self.num_calls += num_calls
         self.sent_bytes += num_bytes
         self._me.traffic.add(self._me.channel, what, num_bytes)
+
+    def _copy_back(self, asked: Asked, num_bytes: int) -> None:
+        """Let the caller copy an answer to its device when it takes it, if it has one."""
+        if self._world.copies is not None:
+            asked.copy_back = functools.partial(self._me.copy, self._world.copies, num_bytes)
 
     def _end(self, position: int) -> VirtualWindow:
         return self._group.windows[self._number, self._group.ranks[position]]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from syncline.strategies.group_settings import HybridSettings, LayeredSettings
 from syncline.strategies.registry import STRATEGIES, make_strategy
 from syncline.strategies.settings import (
     ElasticSettings,
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from syncline.strategies.all_reduce import AllReduce
     from syncline.strategies.elastic import Elastic
     from syncline.strategies.gossip import Gossip
+    from syncline.strategies.hybrid import Hybrid
+    from syncline.strategies.layered import Layered
     from syncline.strategies.local import Local
     from syncline.strategies.merged import Merged
     from syncline.strategies.server import Server
@@ -36,6 +39,10 @@ __all__ = [
     "ElasticSettings",
     "Gossip",
     "GossipSettings",
+    "Hybrid",
+    "HybridSettings",
+    "Layered",
+    "LayeredSettings",
     "Local",
     "LocalSettings",
     "Merged",

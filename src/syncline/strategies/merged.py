@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from syncline import workload
 from syncline.contract import Plan, World
+from syncline.perf.formulas import merged_layers
 from syncline.sizes import ByLayer, Size, Times
 from syncline.strategies.settings import MergedSettings
 from syncline.strategies.updates_everywhere import UpdatesEverywhere, plan_updates_everywhere
@@ -71,36 +72,5 @@ class MergedLayers:
         ]
 
     def merge(self, num_bytes: Sequence[float], backward_s: Sequence[float]) -> list[int]:
-        """Return the first layer of each bucket; layers are given in their order of use.
-
-        The rule, for l from the last layer down to the second: let ready[l] be the end of its
-        backward and tau[l] the beginning of its exchange, which takes t_c[l]. If ready[l - 1] <
-        tau[l] + t_c[l], and either tau[l] > ready[l - 1] or ready[l - 1] - tau[l] < the start-up
-        time, then l is sent together with l - 1, and tau is computed again.
-        """
-        count = len(num_bytes)
-        sent = [float(size) for size in num_bytes]
-        """Bytes sent with each layer; 0 if it is sent with the layer before it."""
-        ready, now = [0.0] * count, 0.0
-        for layer in reversed(range(count)):
-            now += backward_s[layer]
-            ready[layer] = now
-        for layer in range(count - 1, 0, -1):
-            begin, end = self._exchange_s(layer, sent, ready)
-            before = ready[layer - 1]
-            if before < end and (begin > before or before - begin < self.startup_s):
-                sent[layer - 1] += sent[layer]
-                sent[layer] = 0.0
-        return [layer for layer in range(count) if layer == 0 or sent[layer]]
-
-    def _exchange_s(
-        self, layer: int, sent: Sequence[float], ready: Sequence[float]
-    ) -> tuple[float, float]:
-        """Return when the exchange of a layer begins and ends, after those of all later layers."""
-        begin = end = 0.0
-        for number in range(len(sent) - 1, layer - 1, -1):
-            begin = max(end, ready[number])
-            end = begin
-            if sent[number]:
-                end += self.startup_s + sent[number] * self.byte_s
-        return begin, end
+        """Return the first layer of each bucket; layers are given in their order of use."""
+        return merged_layers(num_bytes, backward_s, self.startup_s, self.byte_s)

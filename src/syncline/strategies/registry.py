@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from syncline.errors import ConfigError
+from syncline.strategies.group_settings import HybridSettings, LayeredSettings
 from syncline.strategies.settings import (
     ElasticSettings,
     FixedSettings,
@@ -40,6 +41,8 @@ class Entry(NamedTuple):
 
 STRATEGIES: dict[str, Entry] = {
     "synchronous": Entry("synchronous:Synchronous", OwnSettings),
+    "layered": Entry("layered:Layered", LayeredSettings),
+    "hybrid": Entry("hybrid:Hybrid", HybridSettings),
     "all_reduce": Entry("all_reduce:AllReduce", FixedSettings),
     "wait_free": Entry("wait_free:WaitFree", FixedSettings),
     "merged": Entry("merged:Merged", MergedSettings),

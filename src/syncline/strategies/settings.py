@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
+from syncline.comm.shape import Machines
 from syncline.errors import ConfigError
 
 Period = Annotated[int, Meta(ge=1, examples=[10])]
@@ -20,7 +21,15 @@ class OwnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The settings of a strategy that has none, and what all have in common."""
 
     is_synchronous: ClassVar[bool] = True
-    """Whether the result depends on the shards alone, and not on the number of ranks."""
+    """Whether all ranks take every step together, so that they hold one model after it. The result
+    then depends on the shards alone; if layers are split, on ranks and groups too, by rounding."""
+    splits_layers: ClassVar[bool] = False
+    """Whether linear layers may be split over ranks."""
+
+    @property
+    def must_choose(self) -> bool:
+        """Whether a setting is to be chosen from measured or simulated times."""
+        return False
 
     @property
     def fixes_overlap(self) -> bool:
@@ -33,8 +42,12 @@ class OwnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return False
 
     def num_workers(self, ranks: int) -> int:
-        """Return how many ranks compute; they are the first ones."""
+        """Return how many ranks compute, if these are the first ones. See `workers`."""
         return ranks
+
+    def workers(self, machines: Machines) -> tuple[int, ...]:
+        """Return the ranks that compute, given all ranks by machine."""
+        return tuple(range(self.num_workers(sum(map(len, machines)))))
 
     def may_lose(self, ranks: int) -> range:
         """Return the ranks that may die without ending the run."""
@@ -42,6 +55,9 @@ class OwnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def check(self, ranks: int) -> None:
         """Raise ConfigError if the settings cannot work on this many ranks."""
+
+    def check_shards(self, shards: int, ranks: int) -> None:
+        """Raise ConfigError if the settings cannot work with this many shards."""
 
     def check_optimizer(self, name: str) -> None:
         """Raise ConfigError if the settings cannot work with the optimizer of this name."""

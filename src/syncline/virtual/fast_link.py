@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from syncline.virtual.clock import Clock
 from syncline.virtual.fill import fill, mean_ages
-from syncline.virtual.link import Port, checked
+from syncline.virtual.link import PER_S, Port, checked
 from syncline.virtual.order import Order
 
 Floats = npt.NDArray[np.float64]
@@ -83,6 +83,8 @@ class FastLinks:
         """How many flows were sent since `_plan` has foreseen that."""
         self._due = np.zeros(0, dtype=np.int64)
         """Which flows under way end before that, in this order."""
+        self._due_s = np.zeros(0)
+        """When they end."""
         self._next_update_s = math.inf
         self._wanted_s: float | None = None
         """When something must be done next; None if it has to be found out."""
@@ -195,7 +197,10 @@ class FastLinks:
 
     def _add_carried(self, carried: Floats, flows: Ints, num_bytes: Floats) -> None:
         for ports in self._through:
-            carried += np.bincount(ports[flows], num_bytes, len(carried))
+            if len(flows) == 1:
+                carried[ports[flows]] += num_bytes
+            else:
+                carried += np.bincount(ports[flows], num_bytes, len(carried))
         sent = dict(zip(flows.tolist(), num_bytes.tolist(), strict=True)) if self._wide else {}
         for flow, ports in self._wide_flows():
             carried[ports] += sent.get(flow, 0.0)
@@ -241,26 +246,25 @@ class FastLinks:
     def _end_flows(self) -> bool:
         """Tell about the flows that have ended by now; say whether there were any."""
         now_s, due = self._clock.now_s, self._due
-        num = int(np.searchsorted(self._end_s[due], now_s, side="right"))
+        num = int(self._due_s.searchsorted(now_s, side="right"))
         if not num:
             return False
-        ended, self._due = due[:num], due[num:]
+        ended, self._due, self._due_s = due[:num], due[num:], self._due_s[num:]
         self._wanted_s = None
         places = self._flows[ended]
         self._add_carried(self._carried, ended, self._bytes[places])
         self._flows[ended] = -1
         self._num_ended += num
         after, begin_s = self._order.end(places, self._end_s[ended])
-        self.start_s[after] = begin_s
-        self._new_pending.append(after)
-        self._num_unplanned += len(after)
+        if len(after):
+            self.start_s[after] = begin_s
+            self._new_pending.append(after)
+            self._num_unplanned += len(after)
         if self.on_ends is not None:
-            is_block = np.ones(num, dtype=bool)
-            if self._done:
-                is_block = np.array([place not in self._done for place in places.tolist()])
+            is_block = self._are_blocks(places)
             if is_block.any():
                 self.on_ends(places[is_block], self._end_s[ended[is_block]])
-        for place in places.tolist():
+        for place in places.tolist() if self._done else ():
             done = self._done.pop(place, None)
             if done is not None:
                 self._wide.pop(place, None)
@@ -296,8 +300,10 @@ class FastLinks:
             np.maximum(self._left, 0.0, out=self._left)
         # If less than nothing is left, the flow has ended before now, but after it has begun.
         self._end_s = now_s + self._left / self._speed
+        if is_exact:
+            self._end_s = np.maximum(now_s, np.rint(self._end_s * PER_S) / PER_S)
         self._since_s = now_s
-        self._num_ended, self._due = 0, self._due[:0]
+        self._num_ended, self._due, self._due_s = 0, self._due[:0], self._due_s[:0]
 
     def _all_pending(self) -> Ints:
         if self._new_pending:
@@ -313,28 +319,32 @@ class FastLinks:
         ends = self._end_s[self._flows >= 0]
         times = np.concatenate([ends, starts])
         if not len(times):
-            self._refill_s, self._due = math.inf, self._due[:0]
+            self._refill_s, self._due, self._due_s = math.inf, self._due[:0], self._due_s[:0]
             return
         most = self._most_changes() - self._num_ended - 1
         every = 1 + len(times) // 4096  # a sample of many
         at = min(max(0, most // every), (len(times) - 1) // every)
         refill_s = float(np.partition(times[::every], at)[at]) if most >= 0 else now_s
-        # What differs by rounding happens together.
-        self._refill_s = max(now_s, refill_s + 1e-9 * max(0.0, refill_s - self._since_s))
+        self._refill_s = max(now_s, refill_s)
         due = np.flatnonzero((self._end_s <= self._refill_s) & (self._flows >= 0))
-        self._due = due[np.argsort(self._end_s[due], kind="stable")]
+        self._due = due[self._end_s[due].argsort(kind="stable")]
+        self._due_s = self._end_s[self._due]
 
     def _find_wanted(self) -> float:
         """Return when something must be done next."""
         next_s = self._refill_s
         # Without slack rates are computed when the first flow ends.
         if len(self._due) and next_s > self._clock.now_s and self._most_changes() > 1:
-            places, ends = self._flows[self._due], self._end_s[self._due]
-            is_block = np.ones(len(places), dtype=bool)
-            if self._done:
-                is_block = np.array([place not in self._done for place in places.tolist()])
-                if not is_block.all():
-                    next_s = min(next_s, float(ends[~is_block][0]))
+            places, ends = self._flows[self._due], self._due_s
+            is_block = self._are_blocks(places)
+            if not is_block.all():
+                next_s = min(next_s, float(ends[~is_block][0]))
             if self.first_wanted is not None and is_block.any():
                 next_s = min(next_s, self.first_wanted(places[is_block], ends[is_block]))
         return next_s
+
+    def _are_blocks(self, places: Ints) -> npt.NDArray[np.bool_]:
+        """Say which flows are of blocks."""
+        if not self._done or len(self._done) == self._num_open:
+            return np.full(len(places), not self._done)
+        return np.array([place not in self._done for place in places.tolist()])

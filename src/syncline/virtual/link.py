@@ -21,6 +21,10 @@ Port = tuple[str, int]
 """What a flow goes through, such as ("out", 3): the way out of machine 3."""
 
 
+PER_S = 1e12
+"""Ends of flows are multiples of a picosecond."""
+
+
 class _Port:
     __slots__ = ("key", "left", "num_rising", "rate", "routes")
 
@@ -202,7 +206,7 @@ class Links:
                         flow.left_bytes = flow.left_at(now_s)
                         flow.since_s = now_s
                         flow.rate = rate
-                        flow.end_s = now_s + flow.left_bytes / rate
+                        flow.end_s = max(now_s, rounded(now_s + flow.left_bytes / rate))
                         heapq.heappush(self._ends, (flow.end_s, flow.number, flow))
 
     def _slowest(self, route: _Route) -> float:
@@ -210,6 +214,11 @@ class Links:
             route.known_at = self._num_rate_changes
             route.slowest = min(port.rate for port in route.ports)
         return route.slowest
+
+
+def rounded(time_s: float) -> float:
+    """Return a time to the picosecond: ends that differ by rounding alone happen together."""
+    return round(time_s * PER_S) / PER_S
 
 
 def checked(port: Port, rate: float) -> float:

@@ -11,6 +11,9 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+NO_FLOWS: Ints = np.zeros(0, dtype=np.int64)
+NO_TIMES: Floats = np.zeros(0)
+
 
 class Order:
     """Which flow of each stream is under way, and which wait for it."""
@@ -53,7 +56,10 @@ class Order:
         self._number[places] = self._num_sent
         self._stream[places] = streams
         self._may_begin[places] = False
-        np.add.at(self._num_open, self._stream[places], 1)
+        if len(places) == 1:
+            self._num_open[self._stream[places]] += 1
+        else:
+            np.add.at(self._num_open, self._stream[places], 1)
 
     def take(self, asking: Ints, asked_s: Floats) -> Ints:
         """Return which flows begin, of those that were to begin by now; the others wait."""
@@ -76,6 +82,8 @@ class Order:
 
     def end(self, places: Ints, ends_s: Floats) -> tuple[Ints, Floats]:
         """Note that flows have ended; return those that waited for them, and when they begin."""
+        if len(places) == 1:
+            return self._end_one(int(places[0]), float(ends_s[0]))
         streams = self._stream[places]
         np.subtract.at(self._num_open, streams, 1)
         after = self._next[places]
@@ -85,3 +93,14 @@ class Order:
         after = after[has_next]
         self._may_begin[after] = True
         return after, np.maximum(self._asked_s[after], ends_s[has_next])
+
+    def _end_one(self, place: int, end_s: float) -> tuple[Ints, Floats]:
+        """Do the same for one flow: the most frequent case, in a fraction of the time."""
+        stream, after = self._stream[place], int(self._next[place])
+        self._num_open[stream] -= 1
+        if after < 0:
+            self._last[stream] = -1
+            return NO_FLOWS, NO_TIMES
+        self._next[place] = -1
+        self._may_begin[after] = True
+        return np.array([after]), np.array([max(float(self._asked_s[after]), end_s)])
