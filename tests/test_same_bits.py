@@ -6,6 +6,8 @@ there is one shard.
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -136,6 +138,12 @@ def hashes(size, machines=1, **settings):
     return found[0]
 
 
+@functools.cache
+def hash_of_one(**settings):
+    """Return the hash of one rank: what others are compared with, in many tests."""
+    return hashes(1, **settings)
+
+
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
 @pytest.mark.parametrize("name", ["small", "words"])
 def test_one_shard_on_one_rank_is_a_plain_loop(name, optimizer):
@@ -150,50 +158,50 @@ def test_one_shard_on_one_rank_is_a_plain_loop(name, optimizer):
 @pytest.mark.parametrize("name", ["small", "words"])
 def test_any_number_of_ranks_gives_the_same_bits(name, optimizer):
     settings = {"name": name, "optimizer": optimizer, "shards": 8, "bucket_bytes": 4096}
-    reference = hashes(1, **settings)
+    reference = hash_of_one(**settings)
     for size, overlap in ((2, True), (3, False), (3, True), (4, False), (8, True)):
         assert hashes(size, overlap=overlap, **settings) == reference, (size, overlap)
 
 
 def test_six_shards_on_up_to_six_ranks():
-    reference = hashes(1, shards=6)
+    reference = hash_of_one(shards=6)
     for size in (2, 3, 4, 5, 6):
         assert hashes(size, shards=6) == reference, size
 
 
 def test_the_number_of_shards_does_change_bits():
-    assert hashes(1, shards=8, per_shard=2) != hashes(1, shards=4, per_shard=4)
+    assert hash_of_one(shards=8, per_shard=2) != hash_of_one(shards=4, per_shard=4)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_gloo_gives_the_bits_of_shared_memory(size):
-    reference = hashes(1, shards=4)
+    reference = hash_of_one(shards=4)
     assert hashes(size, shards=4, comm="network", overlap=True) == reference
     assert hashes(size, shards=4, comm="network", overlap=False) == reference
 
 
 @pytest.mark.parametrize(("size", "machines"), [(4, 2), (4, 4), (6, 2)])
 def test_several_machines_give_the_bits_of_one(size, machines):
-    assert hashes(size, machines, shards=6, overlap=True) == hashes(1, shards=6)
+    assert hashes(size, machines, shards=6, overlap=True) == hash_of_one(shards=6)
 
 
 @pytest.mark.parametrize("comm", ["auto", "network"])
 def test_clipping_is_equal_for_any_number_of_ranks(comm):
-    reference = hashes(1, shards=4, clip=0.5)
-    assert reference != hashes(1, shards=4)
+    reference = hash_of_one(shards=4, clip=0.5)
+    assert reference != hash_of_one(shards=4)
     for size in (2, 3, 4):
         assert hashes(size, shards=4, clip=0.5, comm=comm) == reference, size
 
 
 def test_clipping_by_value_is_equal_for_any_number_of_ranks():
-    reference = hashes(1, shards=4, clip_value=0.01)
-    assert reference != hashes(1, shards=4)
+    reference = hash_of_one(shards=4, clip_value=0.01)
+    assert reference != hash_of_one(shards=4)
     for size, overlap in ((2, True), (3, False), (4, True)):
         assert hashes(size, shards=4, clip_value=0.01, overlap=overlap) == reference, size
 
 
 def test_private_parameters_give_the_same_bits():
-    assert hashes(3, shards=4, private_parameters=True) == hashes(1, shards=4)
+    assert hashes(3, shards=4, private_parameters=True) == hash_of_one(shards=4)
 
 
 def test_bfloat16_gives_the_same_bits():

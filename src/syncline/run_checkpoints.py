@@ -49,7 +49,7 @@ class RunCheckpoints:
     def __init__(self, folder: Path, job: Job, model: nn.Module, rank: int) -> None:
         """`job` is resolved."""
         self._folder = folder
-        self._job = job
+        self.job = job
         self._model = model
         self._rank = rank
         self._parameters = [name for name, _ in model.named_parameters()]
@@ -114,7 +114,7 @@ class RunCheckpoints:
             self._compare(rank, msgspec.json.decode(answer, type=_Found), choice)
         assert saved is not None
         if saved.step > total:
-            raise self._common(_too_short(saved.step, total, self._job))
+            raise self._common(_too_short(saved.step, total, self.job))
         self._model.load_state_dict(saved.model)
         result = choice.summary
         return saved, None if result is None else Summary.from_json_dict(result)
@@ -146,7 +146,9 @@ class RunCheckpoints:
 
     def _load(self, path: Path) -> checkpoint.Checkpoint:
         saved = checkpoint.load(path)
-        checkpoint.check_same_job(path, saved.job.resolved(), self._job)
+        # A job is saved as it was resolved, on the machines of then.
+        was = saved.job if saved.job.strategy.shards is not None else saved.job.resolved()
+        checkpoint.check_same_job(path, was, self.job)
         return saved
 
     def restore(self, replica: Replica, saved: checkpoint.Checkpoint) -> None:
@@ -213,7 +215,7 @@ class RunCheckpoints:
         if not is_wanted:
             return None
         model, strategy = self._model.state_dict(), replica.run.state()
-        return checkpoint.Checkpoint(step, self._job, model, optimizer_state, strategy, rank)
+        return checkpoint.Checkpoint(step, self.job, model, optimizer_state, strategy, rank)
 
     def describe_last_good(self) -> str:
         """Return a sentence that names the last checkpoint that a run can go on from."""

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from syncline.config import printable
+from syncline.config import Job, job_to_toml, printable
 from syncline.errors import SynclineError
-from syncline.files import explained, remove_partials, write_atomically
+from syncline.files import explained, make_folder, remove_partials, write_atomically
 from syncline.result import RunResult
 
 JOB, METRICS, SUMMARY, CHECKPOINTS = "job.toml", "metrics.jsonl", "summary.json", "checkpoints"
@@ -77,6 +77,14 @@ def remove_leftovers(folder: Path) -> None:
     checkpoints = folder / CHECKPOINTS
     for one in (folder, checkpoints, *checkpoints.glob("rank-*")):
         remove_partials(one)
+
+
+def write_job(folder: Path, job: Job) -> None:
+    """Write job.toml again: settings were chosen."""
+    path = folder / JOB
+    with explained(path):
+        make_folder(folder)
+        write_atomically(path, job_to_toml(job).encode())
 
 
 def write_summary(folder: Path, summary: Summary) -> None:

@@ -20,7 +20,7 @@ class RunRanks:
         self._rank = session.world.rank
         self._lane = session.lane
         self._replica = replica
-        self._workers = range(own.num_workers(session.world.size))
+        self._workers = replica.plan.workers
         self.is_ending = False
         """Whether this rank has taken all its steps."""
 

@@ -21,8 +21,8 @@ from syncline.perf.trace import Header, Task, Trace
 from syncline.run_ranks import RunRanks
 from syncline.session import Session
 
-_NUM_ROUNDS = 50
-"""Barriers to compare clocks by: the shortest counts, and one of a few is not disturbed."""
+_NUM_ROUNDS = 400
+"""Barriers to compare clocks by: the shortest count, and of many a few are not disturbed."""
 
 
 class _Told(msgspec.Struct, array_like=True):

@@ -21,6 +21,12 @@ class Size(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str = "float32"
     is_used: bool = True
     """Whether it gets a gradient in the first step."""
+    rows: int = 0
+    """Of a linear layer's parameter: the layer's output features, by which it can be split over
+    ranks. 0: it cannot be split."""
+    follows: str = ""
+    """The linear layer whose divided output it could take: only functions of each element by itself
+    lie between."""
 
     @property
     def layer(self) -> str:

@@ -7,7 +7,9 @@ bit, and a run that was killed and resumed gives those of one that was not.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -23,6 +25,7 @@ from syncline.files import explained, make_folder
 from syncline.injected_faults import InjectedFaults
 from syncline.input import Input
 from syncline.launch.env import LaunchedRank, read_world
+from syncline.leaders_report import LeadersReport
 from syncline.losses import loss_of
 from syncline.not_finite import NotFinite, mean_loss
 from syncline.perf.pace import Pace
@@ -30,29 +33,43 @@ from syncline.recipe import build_model, build_optimizer, learning_rate, set_lea
 from syncline.report.progress import Progress
 from syncline.run_checkpoints import RunCheckpoints
 from syncline.run_figures import RunFigures
-from syncline.run_folder import Metrics, Summary, is_finished, remove_summary, write_summary
+from syncline.run_folder import (
+    Metrics,
+    Summary,
+    is_finished,
+    remove_summary,
+    write_job,
+    write_summary,
+)
 from syncline.run_ranks import RunRanks
 from syncline.run_trace import NotTraced, RunTrace
 from syncline.session import Session, close_session, fail_session, open_session_of
+from syncline.settings_choice import Choose, with_chosen_settings
 from syncline.strategies import make_strategy
 from syncline.verify.recording import record_if_verifying
 
 
 def train(
-    job: Job, out: Path, resume: bool, progress: Progress, trace: Path | None = None
+    job: Job,
+    out: Path,
+    resume: bool,
+    progress: Progress,
+    trace: Path | None = None,
+    choose: Choose | None = None,
 ) -> Summary:
     """Train as the job says, as one rank of the world this process was started in.
 
+    `choose` returns the settings of a strategy that leaves some to measured times.
     Every rank calls it. Rank 0 writes the run folder `out`: metrics.jsonl, checkpoints and
     summary.json. It also writes the file `trace`, if one is named: the tasks of every rank, on one
     clock (docs/traces.md).
     """
     torch.set_num_threads(job.run.threads)
     world = read_world()
-    job = job.resolved(world.size)
+    job = job.resolved(world.size, world.machines)
     with Input(job, world) as batches:
         # Whatever can be refused is refused here, before this rank connects to the others.
-        run = _Run(job, world, out, progress, resume, trace, batches)
+        run = _Run(job, world, out, progress, resume, trace, batches, choose)
         session = open_session_of(job, world)
         try:
             summary = run.run_in(session)
@@ -84,12 +101,12 @@ class _Run:
         resume: bool,
         trace: Path | None,
         batches: Input,
+        choose: Choose | None,
     ) -> None:
-        self.job, self.world, self.input = job, world, batches
+        self.job, self.world, self.input, self.choose = job, world, batches, choose
         self.out, self.trace, self.progress = out, trace, progress
         self.metrics = Metrics(out)
-        self.data, self.order = batches.data, batches.order
-        self.total = self.order.total
+        self.data, self.order, self.total = batches.data, batches.order, batches.order.total
         self.pace = Pace(self.order.batch)
         self.model = build_model(job, self.data)
         self.loss = loss_of(job.model.loss)
@@ -112,6 +129,12 @@ class _Run:
                 return summary
         self.shared_evaluation = SharedEvaluation(comm, lane)
         self.input.check_data(comm, lane)
+        if self.choose is not None and self.job.strategy.own.must_choose:
+            self.job = self.checkpoints.job = with_chosen_settings(
+                *(self.job, self.choose, self.model, self.loss, self.input, session, self.progress)
+            )
+            if self.world.rank == 0:
+                write_job(self.out, self.job)
         settings = self.job.strategy
         strategy = make_strategy(settings.name, settings.settings, self.job.run.seed)
         options = Options(
@@ -130,6 +153,7 @@ class _Run:
             self.tracing = RunTrace(self.trace, self.replica, session, self.job, steps)
         self.replica.run.may_leave_early = self.job.run.stop_when_not_finite
         self.ranks = RunRanks(settings.own, session, self.replica)
+        self.leaders = LeadersReport(self.job, self.replica, self.input)
         if saved is not None:
             self.checkpoints.restore(self.replica, saved)
             if session.control is not None:
@@ -180,9 +204,11 @@ class _Run:
                 replica.clip_grad_norm_(job.optimizer.clip_norm)
             self.optimizer.step()
             self.ranks.end_step(self.pace, time.perf_counter(), self.total)
-            self.input.end_step(is_first=step == self.start)
+            for one in (self.input, self.leaders):
+                one.end_step(is_first=step == self.start)
             if step == self.start:
-                self.progress.start(job, replica.describe())
+                with self.tracing.task("report", step):
+                    self.progress.start(job, replica.describe())
                 replica.waited_s = 0.0  # the first step also waits until every rank is set up
             done = step + 1
             self.not_finite.end_step(done)
@@ -194,6 +220,7 @@ class _Run:
             loss = self._report_step(self.total)
         summary = self._finish(seconds, loss)
         self.tracing.write(self.ranks)
+        self.leaders.say(self.progress, summary.step_s)
         self.progress.finish(summary)
         return summary
 
@@ -217,8 +244,7 @@ class _Run:
         loss = mean_loss(self.replica.losses)
         exposed = self.pace.exposed(self.replica.waited_s)
         exposed_input = self.pace.exposed(self.input.steps_waited_s)
-        rate = self.pace.samples_per_s
-        self.progress.step(done, self.total, loss, rate, exposed, exposed_input)
+        self.progress.step(done, self.total, loss, self.pace.samples_per_s, exposed, exposed_input)
         if self.ranks.writes_folder:
             self._write_metrics(done)
         self.not_finite.look_at_loss(done, loss)
@@ -240,7 +266,7 @@ class _Run:
             return
         if saves:
             self._save_own(done)
-        with self.replica.whole(is_wanted=is_writer):
+        with self._whole(done, is_wanted=is_writer):
             self.ranks.check_workers()
             if saves:
                 if is_writer and self.replica.my_shards:
@@ -248,6 +274,15 @@ class _Run:
                 self._save(done, is_wanted=is_writer)
             if evaluates:
                 self._evaluate(done, is_wanted=is_writer)
+
+    @contextlib.contextmanager
+    def _whole(self, done: int, *, is_wanted: bool) -> Iterator[None]:
+        """Put the parameters that represent the run into the model; a trace has that as a task."""
+        self.replica.synchronize()
+        with contextlib.ExitStack() as stack:
+            with self.tracing.task("whole", done - 1):
+                stack.enter_context(self.replica.whole(is_wanted=is_wanted))
+            yield
 
     def _finish(self, seconds: float, loss: float | None) -> Summary:
         """Save and evaluate the parameters that represent the run, and write the summary.
@@ -266,8 +301,7 @@ class _Run:
                 is_writer = self.ranks.writes_folder
                 self._save(self.total, is_wanted=is_writer, all_hold=True)
                 test_loss, accuracy = self._evaluate(self.total, is_wanted=is_writer)
-                losses = (loss, test_loss, accuracy)
-                summary = self._summarize(seconds, figures, losses)
+                summary = self._summarize(seconds, figures, (loss, test_loss, accuracy))
                 if self.ranks.writes_folder:
                     write_summary(self.out, summary)
                 if not has_own:
@@ -304,7 +338,9 @@ class _Run:
             seconds=seconds,
             resumed_at=self.start,
             run_folder=str(self.out),
-            strategy=self.replica.run.report(),
+            strategy=self.replica.plan.report()
+            | self.replica.run.report()
+            | self.leaders.figures(),
             gone=self.ranks.describe_absent(),
         )
 
@@ -342,7 +378,7 @@ class _Run:
         The run's own follows when all ranks have met again: without it, none of these counts.
         """
         if self.replica.plan.keeps_own:
-            with self.replica.whole(is_wanted=False):
+            with self._whole(step, is_wanted=False):
                 self.ranks.show_phase("save")  # what other ranks sent before has arrived
             if self.not_finite.may_save(step, all_hold=False):
                 with self.tracing.task("checkpoint", step - 1):

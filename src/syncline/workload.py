@@ -1,8 +1,9 @@
 """A workload: what a model costs, layer by layer, in the order in which forward uses the layers.
 
 It is all that a simulation needs to know about a model: how long a rank computes on a layer, and
-how many bytes of parameters the layer has. `measure/derive.py` makes one by counting operations.
-A file of it is JSON with a format and a version (docs/simulate.md); a version never changes.
+how many bytes of parameters the layer has. `measure/derive.py` makes one by counting operations,
+`measure/layers.py` by measuring them. A file of it is JSON with a format and a version
+(docs/simulate.md); a version never changes, and files of older versions are read.
 
 No torch here: a workload is read and written without it.
 """
@@ -10,6 +11,7 @@ No torch here: a workload is read and written without it.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,11 +19,19 @@ import msgspec
 from msgspec import Meta
 
 from syncline.config.words import printable
+from syncline.device import Kind
 from syncline.errors import ConfigError
 from syncline.files import write_atomically
 from syncline.sizes import Size
 
-FORMAT, VERSION = "syncline-workload", 1
+FORMAT, VERSION = "syncline-workload", 2
+
+NEW_IN_2 = {
+    "": ("update_s", "update_spread", "reads", "spread", "made_by", "machine"),
+    "layers": ("kind", "flops", "moved_bytes"),
+    "times": ("spread",),
+}
+"""Fields that version 1 does not have: of the file, of a layer, of its times for other samples."""
 
 Seconds = Annotated[float, Meta(ge=0)]
 Bytes = Annotated[int, Meta(ge=0, le=2**53)]
@@ -40,6 +50,15 @@ class LayerTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     samples: Samples
     forward_s: Seconds
     backward_s: Seconds
+    spread: Seconds | None = None
+
+
+class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How long a rank reads the samples of one shard, in line."""
+
+    samples: Samples
+    read_s: Seconds
+    spread: Seconds | None = None
 
 
 class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -60,22 +79,46 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """Activations that come out of it, bytes per sample."""
     spread: Seconds | None = None
     """The standard deviation of its measured times, relative to their mean."""
+    kind: Kind | None = None
+    flops: Annotated[float, Meta(ge=0)] | None = None
+    """Floating-point operations of forward, per sample."""
+    moved_bytes: Annotated[float, Meta(ge=0)] | None = None
+    """Activations that forward reads and writes, bytes per sample; at least, and without the
+    parameters, whose `size_bytes` it reads once for all samples."""
 
     def for_samples(self, samples: int, known: int) -> Layer | None:
         """Return the layer with times for this many samples; None if they are not known.
 
         `known` is for how many samples its times hold. Between two sizes times are interpolated.
         """
-        points = {one.samples: (one.forward_s, one.backward_s) for one in self.times}
-        points[known] = (self.forward_s, self.backward_s)
-        below = max((size for size in points if size <= samples), default=None)
-        above = min((size for size in points if size >= samples), default=None)
-        if below is None or above is None:
+        here = LayerTimes(known, self.forward_s, self.backward_s, self.spread)
+        every = {one.samples: one for one in (*self.times, here)}
+        found = _between(every, samples)
+        if found is None:
             return None
-        part = (samples - below) / (above - below) if above > below else 0.0
-        low, high = points[below], points[above]
-        forward_s, backward_s = (a + part * (b - a) for a, b in zip(low, high, strict=True))
-        return msgspec.structs.replace(self, forward_s=forward_s, backward_s=backward_s)
+        low, high, part = every[found[0]], every[found[1]], found[2]
+        spread = None
+        if low.spread is not None and high.spread is not None:
+            spread = low.spread + part * (high.spread - low.spread)
+        return msgspec.structs.replace(
+            self,
+            forward_s=low.forward_s + part * (high.forward_s - low.forward_s),
+            backward_s=low.backward_s + part * (high.backward_s - low.backward_s),
+            spread=spread,
+            times=tuple(one for size, one in sorted(every.items()) if size != samples),
+        )
+
+
+def _between(sizes: Collection[int], samples: int) -> tuple[int, int, float] | None:
+    """Return the nearest sizes below and above, and how far between them `samples` is.
+
+    None if the sizes do not reach so far.
+    """
+    below = max((size for size in sizes if size <= samples), default=None)
+    above = min((size for size in sizes if size >= samples), default=None)
+    if below is None or above is None:
+        return None
+    return below, above, (samples - below) / (above - below) if above > below else 0.0
 
 
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -93,6 +136,18 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """Norm layers that count the batches they have seen."""
     samples: Samples | None = None
     """Samples of one forward, for which the layers' times hold; None if that is not known."""
+    update_s: Seconds | None = None
+    """The optimizer's update of all parameters, on one rank; None for what the cluster says."""
+    update_spread: Seconds | None = None
+    reads: tuple[Reading, ...] = ()
+    """How long a shard's samples are read, by their number. They win over `input_s`, which is a
+    rank's batch however many shards that has."""
+    spread: Seconds | None = None
+    """The standard deviation of the compute time of a whole step, relative to its mean."""
+    made_by: str = ""
+    """How the times were found: "measured", "derived", "imported"."""
+    machine: dict[str, str | int | float | bool] = {}
+    """Facts about the machine, or the device, that they are of."""
 
     def for_samples(self, samples: int) -> Workload:
         """Return the workload of this many samples; raise ValueError if that is not known."""
@@ -107,12 +162,36 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             raise ValueError(
                 f"layer {unknown[0].name!r} has times for {', '.join(map(str, known))} samples"
             )
+        if self.reads and self.read_of(samples) is None:
+            known = sorted(one.samples for one in self.reads)
+            raise ValueError(f"it has reads of {', '.join(map(str, known))} samples")
         return msgspec.structs.replace(
             self,
             layers=tuple(layer for layer in layers if layer is not None),
             input_s=self.input_s * samples / self.samples,
             samples=samples,
         )
+
+    def read_of(self, samples: int) -> float | None:
+        """Return how long a shard of this many samples is read; None if that is not known."""
+        seconds = {one.samples: one.read_s for one in self.reads}
+        found = _between(seconds, samples)
+        if found is None:
+            return None
+        below, above, part = found
+        return seconds[below] + part * (seconds[above] - seconds[below])
+
+    def shard_input_s(self, shards: float) -> float:
+        """Return how long a rank with this many shards loads each of them."""
+        read_s = None if self.samples is None else self.read_of(self.samples)
+        return self.input_s / shards if read_s is None else read_s
+
+    def update_bytes_per_s(self, otherwise: float) -> float:
+        """Return the bytes of parameters that a rank's optimizer updates in a second."""
+        if self.update_s is None:
+            return otherwise
+        size_bytes = sum(size.size_bytes for size in self.sizes() if size.is_used)
+        return size_bytes / self.update_s if self.update_s else math.inf
 
     @property
     def forward_s(self) -> float:
@@ -132,6 +211,16 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             Size(f"{layer.name}.parameters", number, max(1, layer.size_bytes // 4))
             for number, layer in enumerate(self.layers)
         )
+
+    def activations(self) -> dict[str, tuple[int, int]]:
+        """Return the bytes of a forward's activations, in and out, of the layers that say them."""
+        return {
+            layer.name: (self.samples * layer.input_bytes, self.samples * layer.output_bytes)
+            for layer in self.layers
+            if self.samples is not None
+            and layer.input_bytes is not None
+            and layer.output_bytes is not None
+        }
 
     def times_s(self) -> dict[int, tuple[float, float]]:
         """Return forward and backward seconds by the number of a parameter.
@@ -155,7 +244,8 @@ def read(path: str | Path) -> Workload:
     way_out = "Give a file that simulate --write-workload wrote, or write it once more."
     try:
         found = msgspec.json.decode(Path(path).read_bytes())
-        _check_header(found)
+        if _version_of(found) == 1:
+            _check_fields_of_1(found)
         workload = msgspec.convert(found, Workload)
         _check(workload)
     except OSError as error:
@@ -163,13 +253,13 @@ def read(path: str | Path) -> Workload:
         raise ConfigError(str(path), problem, "a workload is a file", way_out) from None
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
         problem = printable(str(error) or type(error).__name__)
-        rule = f"a workload is JSON with format {FORMAT}, version {VERSION}, a name and layers"
+        rule = f"a workload is JSON with format {FORMAT}, version 1 or 2, a name and layers"
         raise ConfigError(str(path), problem, rule, way_out) from None
     return workload
 
 
-def _check_header(found: Any) -> None:
-    """Take format and version out; raise ValueError if they are not ours."""
+def _version_of(found: Any) -> int:
+    """Take format and version out, return the version; raise ValueError if they are not ours."""
     if not isinstance(found, dict):
         raise ValueError("it holds no JSON object")
     form, version = found.pop("format", None), found.pop("version", None)
@@ -179,6 +269,20 @@ def _check_header(found: Any) -> None:
         raise ValueError("it says no version")
     if version > VERSION:
         raise ValueError(f"its version is {version}, of a newer Syncline")
+    return version
+
+
+def _check_fields_of_1(found: dict[str, Any]) -> None:
+    """Raise ValueError for fields that version 1 does not have."""
+    layers = [one for one in _list(found.get("layers")) if isinstance(one, dict)]
+    times = [each for one in layers for each in _list(one.get("times")) if isinstance(each, dict)]
+    for where, tables in (("", [found]), ("layers", layers), ("times", times)):
+        if new := sorted({key for table in tables for key in table} & {*NEW_IN_2[where]}):
+            raise ValueError(f"its version is 1, which has no field `{new[0]}`: version 2 has it")
+
+
+def _list(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else []
 
 
 def _check(workload: Workload) -> None:
@@ -189,6 +293,16 @@ def _check(workload: Workload) -> None:
         sizes = [workload.samples, *(times.samples for times in layer.times)]
         if len({*sizes}) < len(sizes):
             raise ValueError(f"layer {layer.name!r:.40} has two times for one number of samples")
+    if len({one.samples for one in workload.reads}) < len(workload.reads):
+        raise ValueError("it has two reads of one number of samples")
+    if workload.reads and workload.samples is None:
+        raise ValueError("it has reads, and does not say for how many samples its times are")
+    if (
+        workload.samples is not None
+        and workload.reads
+        and workload.read_of(workload.samples) is None
+    ):
+        raise ValueError(f"it has no read of {workload.samples} samples")
     if not math.isfinite(workload.forward_s + workload.backward_s):
         raise ValueError("the times of all layers have no finite sum")
     numbers = sorted(size.number for size in workload.parameters)

@@ -131,7 +131,7 @@ def test_inline_a_machine_has_no_more_owners_than_cores():
 
 
 def test_neighbours_get_different_channels_where_there_are_several():
-    layout = laid_out(sizes_of([100] * 6), shapes=(Shape(4, 4, num_channels=5),), bucket_bytes=1)
+    layout = laid_out(sizes_of([100] * 6), shapes=(Shape(4, num_channels=5),), bucket_bytes=1)
     assert [place.channel for place in layout.places] == [1, 2, 3, 4, 1, 2]
     assert layout.step_channel == 0
     assert laid_out(sizes_of([100])).step_channel == ALONE

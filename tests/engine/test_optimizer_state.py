@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import time
 
@@ -100,6 +101,12 @@ def train(steps, *, optimizer="adamw", comm="auto", **settings):
     return digest_of(model.state_dict()), digest_of(flat(packed)), shapes(packed)
 
 
+@functools.cache
+def trained_alone(overlap):
+    (found,) = run_ranks(1, lambda: train(3, overlap=overlap))
+    return found
+
+
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
 @pytest.mark.parametrize("overlap", [True, False])
 def test_every_rank_gets_the_whole_state_in_torch_s_format(optimizer, overlap):
@@ -120,7 +127,7 @@ def test_every_rank_gets_the_whole_state_in_torch_s_format(optimizer, overlap):
 @pytest.mark.parametrize("others", ["compute", "step", "sleep", "leave"])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_one_rank_alone_reads_the_whole_state_whatever_the_others_do(overlap, others, comm):
-    (expected,) = run_ranks(1, lambda: train(3, overlap=overlap))
+    expected = trained_alone(overlap)
 
     def work():
         rank = syncline.init(comm=comm)
@@ -150,7 +157,7 @@ def test_one_rank_alone_reads_the_whole_state_whatever_the_others_do(overlap, ot
 
 
 def test_ranks_on_several_machines_read_over_tcp():
-    (expected,) = run_ranks(1, lambda: train(3))
+    expected = trained_alone(None)
 
     def work():
         rank = syncline.init()

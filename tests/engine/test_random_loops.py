@@ -21,7 +21,7 @@ from syncline.errors import UsageError
 from syncline.session import close_session
 
 IS_LONG = settings.get_current_profile_name() == "long"
-MORE = 100 if IS_LONG else 1
+MORE = 300 if IS_LONG else 1
 
 scripts = st.lists(
     st.one_of(st.sampled_from(DEEDS).map(lambda deed: [deed]), st.sampled_from(USUAL)),
@@ -31,7 +31,7 @@ scripts = st.lists(
 
 
 @pytest.mark.usefixtures("alone")
-@settings(max_examples=200 * MORE, derandomize=not IS_LONG)
+@settings(max_examples=70 * MORE, derandomize=not IS_LONG)
 @given(scripts, st.booleans(), st.booleans())
 @example(["backward", "zeros", "backward", "step", "each to none", "step"], False, False)
 @example(["clip", "backward", "zero", "backward", "step"], False, False)
@@ -107,7 +107,7 @@ def around(before, after, usual):
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:Detected call of")
-@settings(max_examples=25 * MORE, derandomize=not IS_LONG)
+@settings(max_examples=16 * MORE, derandomize=not IS_LONG)
 @given(starts, bodies, bodies, st.sampled_from(USUAL), st.booleans(), st.booleans(), st.booleans())
 def test_the_body_of_a_loop_is_refused_or_has_the_same_bits_on_one_rank_and_two(
     start, before, after, usual, overlap, private, has_statistics

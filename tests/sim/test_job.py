@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 
 from small_job import small
 from syncline import data, workload
 from syncline.cluster import cluster_of
+from syncline.config import OptimizerSettings
+from syncline.engine.optimizer import snapshot
+from syncline.engine.told_settings import flatten
 from syncline.errors import ConfigError
-from syncline.sim.job import find_workload, simulate_job
+from syncline.presets import PRESETS
+from syncline.recipe import build_optimizer
+from syncline.sim.job import find_workload, num_settings, simulate_job, state_copies
+from worlds import run_program
 
 RANKS = 4
 
@@ -55,8 +62,55 @@ def test_sizes_only_needs_no_data_and_no_weights(monkeypatch, sets):
     monkeypatch.setattr(torch.nn.Parameter, "__new__", note)
     job = resolved(**sets)
     assert simulate_job(job, links(job), steps=2).steps == 2
-    # num_settings and state_copies make the optimizers of models with one parameter or two.
-    assert [kind for kind in made if kind != "meta"] == ["cpu"] * 3
+    assert set(made) == {"meta"}
+
+
+WITHOUT_COMPILER = """
+import sys
+from small_job import small
+from syncline.cli.main import main
+from syncline.cluster import cluster_of
+from syncline.sim.job import simulate_job
+from syncline.strategies.registry import STRATEGIES
+from worlds import workload
+work = workload((4096, 0.1, 0.1), (400_000, 0.1, 0.1), samples=16)
+for name in STRATEGIES:
+    job = small(strategy__name=name, run__steps="20", optimizer__momentum="0.9").resolved(4)
+    simulate_job(job, cluster_of(job.cluster, 4), steps=2, workload=work)
+assert "torch" in sys.modules
+assert "torch._dynamo" not in sys.modules
+"""
+
+
+def test_sizes_only_does_not_load_torch_s_compiler():
+    # Loading it takes four seconds, more than most simulations.
+    run_program(WITHOUT_COMPILER)
+
+
+OPTIMIZERS = [
+    *({"momentum": m, "nesterov": n} for m, n in ((None, None), (0.0, False), (0.9, True))),
+    {"momentum": 0.9},
+    {"weight_decay": 0.1},
+    *(
+        {"name": name, "betas": betas, "weight_decay": decay}
+        for name in ("adam", "adamw")
+        for betas in (None, (0.0, 0.0), (0.8, 0.9))
+        for decay in (None, 0.0, 0.1)
+    ),
+]
+
+
+@pytest.mark.parametrize("settings", OPTIMIZERS, ids=str)
+def test_an_optimizer_s_numbers_are_those_of_the_real_one(settings):
+    job = msgspec.structs.replace(small(), optimizer=OptimizerSettings(lr=0.1, **settings))
+    job = job.resolved(1)
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = build_optimizer(job.optimizer, torch.nn.ParameterList([parameter]))
+    parameter.grad = torch.zeros(2)
+    optimizer.step()
+    kept = [one for one in optimizer.state[parameter].values() if isinstance(one, torch.Tensor)]
+    assert state_copies(job) == sum(one.shape == parameter.shape for one in kept)
+    assert num_settings(job) == len(flatten(snapshot(optimizer)))
 
 
 @pytest.mark.usefixtures("_no_data")
@@ -112,3 +166,11 @@ def test_a_workload_for_other_shards_and_rates_without_effect_are_refused(tmp_pa
         find_workload(fast, links(fast), tmp_path / "x.json")
     timed = resolved(cluster__input_s="0.5")
     assert find_workload(timed, links(timed), tmp_path / "x.json").input_s == 0.5
+
+
+def test_a_cluster_may_say_on_what_its_ranks_compute():
+    job, named = resolved(), resolved(cluster__device="k80")
+    of_preset = cluster_of(job.cluster, RANKS, facts=PRESETS["k80-10gbe"])
+    found = find_workload(job, of_preset)
+    assert found == find_workload(named, links(named))
+    assert found != find_workload(job, links(job))

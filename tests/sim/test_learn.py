@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from command import run_forked
 from syncline.config import parse_job
 from syncline.faults import Conditions, Fault, Jitter
 from syncline.measure.derive import derive
@@ -17,7 +18,7 @@ from syncline.sim.learn import Learning, RankLearner
 from syncline.sim.run import simulate
 from syncline.strategies import LocalSettings, make_strategy
 from training import train_forked
-from worlds import cluster, run_program
+from worlds import cluster
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits.toml"
@@ -221,7 +222,7 @@ found = simulate(workload, cluster(128, rate=1e9), steps=2, shards=128, learning
 print(json.dumps([sum(p.numel() for p in learning.model.parameters()), found.wall_s,
                   found.autograd_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
 """
-    num_parameters, wall_s, autograd_s, peak_bytes = json.loads(run_program(program))
+    num_parameters, wall_s, autograd_s, peak_bytes = json.loads(run_forked(program))
     assert num_parameters > 790_000
     assert peak_bytes < 4e9
     assert autograd_s > 0.85 * wall_s

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from command import run_forked
 from syncline.comm import virtual
 from syncline.comm.cost import plan
 from syncline.errors import ConfigError, DeadlockError
@@ -97,6 +99,19 @@ def test_a_link_that_halves_its_rate_in_the_middle_of_a_message():
     outcome = two_ranks(conditions=change)
     first, second = tasks(outcome, "reduce", step=0)
     assert (first.end_s, second.start_s, second.end_s) == (4.75, 6.0, 7.0)
+
+
+def test_an_update_takes_what_the_workload_says_and_a_strip_its_part_of_it():
+    # Each of two ranks updates a half: after 2 s of compute, 0.5 s of 1 s.
+    layers = (2**20, 1.0, 1.0), (2**20, 0.0, 0.0)
+    known = msgspec.structs.replace(workload(*layers), update_s=1.0)
+    fast = {"rate": 1e12, "update_bytes_per_s": 1e3}
+    alone, two = (
+        simulate(known, cluster(ranks, **fast), steps=3, overlap=False) for ranks in (1, 2)
+    )
+    assert alone.step_s == pytest.approx(alone.alone_s) == 3.0
+    assert two.step_s == pytest.approx(2.5)
+    assert two.alone_s == 5.0  # it computes both shards, and updates once
 
 
 def test_input_is_loaded_while_the_step_before_runs():
@@ -299,4 +314,4 @@ print(time.process_time() - started)
 
 
 def test_256_ranks_of_resnet_50_take_ten_steps_within_ten_seconds_of_one_core():
-    assert float(run_program(SPEED)) < 10.0
+    assert float(run_forked(SPEED)) < 10.0

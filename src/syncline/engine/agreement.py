@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import torch
@@ -89,6 +89,9 @@ class Agreement:
         self._step = 0
         self._taken: Digests | None = None
         """Digests of this step's parameters, if they are due."""
+        self._split = [f"parameter {slot.name}" for slot in slots if slot.is_split]
+        self.take_loaded: Callable[[], Digests] = dict
+        """Returns digests of whole values that were loaded into split layers."""
         trained = {id(slot.parameter) for slot in slots}
         named = model.named_parameters()
         self._frozen = {id(p): f"parameter {name}" for name, p in named if id(p) not in trained}
@@ -138,15 +141,23 @@ class Agreement:
 
     # Called on the comm lane.
 
-    def compare_first(self, comm: Communicator) -> None:
-        """Compare everything over all ranks of the world, before buckets are built."""
-        if comm.size > 1:
-            _compare(
-                comm,
-                _Told(self._digests(), has_changed=False),
-                "All ranks started from rank 0's values at distribute(): load or change them on "
-                "every rank alike.",
-            )
+    def compare_first(self, comm: Communicator, across: Communicator) -> None:
+        """Compare everything over all ranks of the world, before buckets are built.
+
+        `across` has the ranks that hold the same rows of split layers.
+        """
+        everything = self._digests()
+        split = {name: everything.pop(name) for name in self._split}
+        everything |= self.take_loaded()
+        compared = [(comm, everything), (across, split)] if split else [(comm, everything)]
+        for group, mine in compared:
+            if group.size > 1:
+                _compare(
+                    group,
+                    _Told(mine, has_changed=False),
+                    "All ranks started from rank 0's values at distribute(): load or change them "
+                    "on every rank alike.",
+                )
 
     def compare(self, buckets: Sequence[Bucket]) -> None:
         """Raise on every rank if ranks hold different values. Every rank calls it."""
@@ -163,6 +174,7 @@ class Agreement:
                     mine[name] = tensor_digest(slot.parameter)
         # The rest is the same on all ranks of the step group.
         rest = (loaded | self._buffer_digests()) if taken is None else taken
+        rest |= self.take_loaded()
         by_comm.setdefault(self._comm, {}).update(rest)
         for comm, mine in by_comm.items():
             if comm.size > 1:

@@ -12,6 +12,7 @@ which the user may change, and after a load, until the next step.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -23,8 +24,9 @@ from syncline.comm.base import Communicator, Memory, Partials, Strips
 from syncline.comm.hub import ALONE
 from syncline.comm.tree import LeafPlan
 from syncline.contract import Family, ParamGroups, UpdateSettings
-from syncline.engine.layout import BLOCK_ELEMENTS, BucketPlace, Layout
+from syncline.engine.layout import BLOCK_ELEMENTS, BucketPlace, Layout, num_blocks
 from syncline.engine.share import Part
+from syncline.linear_layers import LinearLayer
 from syncline.sizes import Size
 
 Address = tuple[int, tuple[int, ...]]
@@ -52,17 +54,42 @@ class Slot:
     """Whether any shard of this step delivered a gradient."""
     place: Address | None = None
     """Address and strides that the engine gave the parameter; None until buckets are built."""
-
+    linear: LinearLayer | None = None
+    """Its linear layer, if that can be split."""
+    is_split: bool = False
+    """Whether this rank holds some of the rows only."""
+    first_element: int = 0
+    """Where this rank's part of the parameter begins, if it is split."""
+    first_block: int = 0
+    num_blocks: int = field(init=False)
+    """Blocks of the whole parameter: each rank's part has its own, one part after the other."""
+    shape: tuple[int, ...] = field(init=False)
+    """The shape of the whole parameter."""
     num_elements: int = field(init=False)
+    """How many elements this rank holds."""
 
     def __post_init__(self) -> None:
+        self.shape = tuple(self.parameter.shape)
         self.num_elements = self.parameter.numel()
+        self.num_blocks = num_blocks(self.num_elements)
+
+    def keep_rows(self, parts: Sequence[range], place: int) -> None:
+        """Keep this rank's rows of the parameter; `parts` are those of all places."""
+        of_row = math.prod(self.shape[1:])
+        rows = parts[place]
+        blocks = [num_blocks(len(part) * of_row) for part in parts]
+        mine = self.parameter.data[rows.start : rows.stop]
+        self.parameter.data = mine.clone(memory_format=torch.contiguous_format)
+        self.num_elements = self.parameter.numel()
+        self.is_split, self.first_element = True, rows.start * of_row
+        self.first_block, self.num_blocks = sum(blocks[:place]), sum(blocks)
 
     def size(self, *, is_used: bool = True) -> Size:
-        """Return the facts that plans and layouts are made from."""
-        dtype = self.parameter.dtype
+        """Return the facts about the whole parameter that plans and layouts are made from."""
+        dtype, num_elements = self.parameter.dtype, math.prod(self.shape)
         name = str(dtype).removeprefix("torch.")
-        return Size(self.name, self.number, self.num_elements, dtype.itemsize, name, is_used)
+        how = (0, "") if self.linear is None else (self.linear.rows, self.linear.follows)
+        return Size(self.name, self.number, num_elements, dtype.itemsize, name, is_used, *how)
 
 
 class StripOptimizer(Protocol):
@@ -144,6 +171,8 @@ class Bucket:
     """Whether the copy was made for a load. It is given back after the next step."""
     gather_channel: int = field(init=False)
     optimizer: StripOptimizer = field(init=False)
+    holders: Communicator = field(init=False)
+    """The ranks that together hold all of these parameters: more than `comm` if they are split."""
     ends_lending: bool = field(init=False)
     """Whether the engine must call `end_lending` before the bucket is ready (`steps.py`)."""
     scale: float = field(init=False)
@@ -161,7 +190,7 @@ class Bucket:
     """Whether a reader of its parameters must first wait."""
 
     def __post_init__(self) -> None:
-        self.comm = self.part.comm
+        self.comm = self.holders = self.part.comm
         if self.family.updates == "each":
             # Where hooks do not overtake each other, the flags' sum comes after this one's.
             self.ends_lending = self.channel != ALONE
@@ -284,7 +313,7 @@ class Piece:
     @property
     def first_block(self) -> int:
         """Number of the piece's first block, counted from the parameter's start."""
-        return (self.start - self.slot.offset) // BLOCK_ELEMENTS
+        return self.slot.first_block + (self.start - self.slot.offset) // BLOCK_ELEMENTS
 
 
 def pieces_of(

@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from syncline.comm.base import Communicator, exchange_bytes
+from syncline.comm.busy import BusyTime
 from syncline.comm.control import Control
 from syncline.contract import Plan, Strategy
 from syncline.engine.bucket import Bucket, Slot, point_to, spans_of, view_of
@@ -99,13 +100,19 @@ class RealTiming:
     now = staticmethod(time.perf_counter)
     event = ThreadEvent
 
-    def __init__(self, control: Control | None) -> None:
+    def __init__(self, control: Control | None, leaders_busy: BusyTime | None) -> None:
+        self._leaders_busy = leaders_busy
+        self.leaders_exposed_s = 0.0
+        """How long compute has waited while a leader exchanged for this rank's group."""
         self.note: Callable[[str, int, int], None] = _note_nothing
         if control is not None:
             self.note = control.progress.write
 
     def waited_since(self, started: float) -> float:
-        return time.perf_counter() - started
+        now = time.perf_counter()
+        if self._leaders_busy is not None:
+            self.leaders_exposed_s += self._leaders_busy.between_s(started, now)
+        return now - started
 
 
 def _note_nothing(phase: str, bucket: int, step: int) -> None:
@@ -158,6 +165,7 @@ class LaidOutModel:
             cores=facts.cores,
             inside_parameters=self.reach is not Reach.PARAMETER,
             backward_s=facts.backward_s,
+            place=share.place,
         )
         self.buckets = make_buckets(self.layout, plan, share, comm, self.slots, RealTiming.event)
         used = [bucket for bucket in self.buckets if bucket.slots[0].number not in facts.idle]

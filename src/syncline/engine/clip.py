@@ -27,7 +27,7 @@ class Norm:
     def __init__(
         self, slots: Sequence[Slot], buckets: Sequence[Bucket], comm: Communicator
     ) -> None:
-        firsts = [0, *accumulate(map(num_blocks, slots))]
+        firsts = [0, *accumulate(slot.num_blocks for slot in slots)]
         self._comm = comm
         self._ends_lending = must_end_lending(comm, buckets)
         self._squares = small_sum(comm, firsts[-1], torch.float64)
@@ -71,11 +71,6 @@ def clip_values(buckets: Sequence[Bucket], value: float) -> None:
     for bucket in buckets:
         low, high = bucket.owned
         bucket.summed[low:high].clamp_(-value, value)
-
-
-def num_blocks(slot: Slot) -> int:
-    """Return how many blocks a parameter has."""
-    return -(-slot.num_elements // BLOCK_ELEMENTS)
 
 
 def block_squares(values: torch.Tensor) -> torch.Tensor:

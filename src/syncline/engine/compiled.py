@@ -12,17 +12,28 @@ engine's code as it stands: compiled with the forward, it would not wait for par
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
-from torch._dynamo import trace_rules
 from torch.nn import Parameter
 
 from syncline.engine.parameters import BetweenShards, become, refuse_between
 from syncline.errors import UsageError
 
-trace_rules.add("syncline.engine")  # torch.compile splits its graphs where this code is called
+
+@functools.cache
+def keep_engine_out_of_graphs() -> None:
+    """Let torch.compile split its graphs where the engine's code is called.
+
+    Called for each model that is distributed: before the first of them, nothing that is compiled
+    can call the engine. Importing `torch._dynamo` takes seconds, and a simulation of sizes does
+    not need it.
+    """
+    from torch._dynamo import trace_rules
+
+    trace_rules.add("syncline.engine")
 
 
 def compiled_in(model: nn.Module) -> list[nn.Module]:

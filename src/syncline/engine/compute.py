@@ -142,9 +142,9 @@ class ComputeLane:
         if self.spent.is_on:
             self.spent.refuse_step()
         gradients = self.gradients
-        self._outside.check(ends_step=gradients.shard == self._last_shard)
         for check in self.checks:
             check()
+        self._outside.check(ends_step=gradients.shard == self._last_shard)
         if gradients.is_sent and any(raw_grad(slot.parameter) is not None for slot in self._slots):
             raise refuse_gradient_after_clipping()
         if gradients.shard != self._last_shard:
@@ -313,7 +313,7 @@ class ComputeLane:
         with torch.no_grad():
             self._finish_backward()
         self._early.invalidate("gradients are clipped")
-        started = self._built.begin_clip()
+        started = self._built.end_backward()
         found = self._lane.call(change, *args)
         self._built.end_clip(started)
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -64,9 +64,19 @@ class Guards:
         )
 
     def watch(
-        self, root: nn.Module, compute: ComputeLane, run: WholeRun, num_ranks: int
+        self,
+        root: nn.Module,
+        compute: ComputeLane,
+        run: WholeRun,
+        num_ranks: int,
+        before_copy: Callable[[], None],
+        before_load: Callable[[], None],
     ) -> Iterator[Any]:
-        """Begin to watch loads and copies of the user's module; yields the hooks' handles."""
+        """Begin to watch loads and copies of the user's module; yields the hooks' handles.
+
+        `before_copy` waits until the model is up to date, and refuses what cannot be copied;
+        `before_load` refuses to load where it would be lost.
+        """
         self._run, self._num_ranks = run, num_ranks
         self._loading = Loading(
             root,
@@ -76,9 +86,10 @@ class Guards:
             self.outside,
             self.agreement,
             lambda: run.is_in_model,
+            before_load,
         )
-        moved, wait = self._buffers.holds, compute.synchronize
-        self._copies = Copies(root, self._optimizer, self._slots, moved, wait)
+        moved = self._buffers.holds
+        self._copies = Copies(root, self._optimizer, self._slots, moved, before_copy)
         if self._checks:
             compute.before_flags = self.agreement.begin_step
         if self._has_own:

@@ -8,6 +8,7 @@ in `submit`, in the same order: small models have no compute behind which to hid
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import deque
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 import greenlet
 import torch
 
-from syncline.comm.hub import ALONE, LONGEST_SLEEP_S, Hub
+from syncline.comm.hub import ALONE, FIRST, LONGEST_SLEEP_S, Hub
 
 T = TypeVar("T")
 
@@ -69,6 +70,10 @@ class Lane:
         self.failure: BaseException | None = None
         self.hub = hub or Hub()
         self._queue: deque[Work] = deque()
+        self._aside: deque[Work] = deque()
+        """Work that runs beside that of the queue."""
+        self._beside: _Hook | None = None
+        """Such work that has begun."""
         self._flying: dict[int, _Hook] = {}
         self._is_asleep = False
         self._looked = 0.0
@@ -115,6 +120,27 @@ class Lane:
             self._is_asleep = False
             self.hub.wake()
 
+    def begin_aside(self, function: Callable[..., None], *args: Any) -> Callable[[], None]:
+        """Run work beside all other, in the order of these calls; return a function that waits.
+
+        For communicators that no other work uses. Its messages go before all others.
+        """
+        if self._thread is None:
+            self._run_now(function, args, 0)
+            return lambda: None
+        done = threading.Event()
+
+        def run() -> None:
+            function(*args)
+            done.set()
+
+        self._aside.append(Work(0, FIRST, run, ()))
+        if self._is_asleep:
+            self._is_asleep = False
+            self.hub.wake()
+
+        return functools.partial(self._wait_for, done)
+
     def _run_now(self, function: Callable[..., Any], args: tuple[Any, ...], channel: int) -> None:
         if self.failure is not None:
             raise self.failure
@@ -135,15 +161,19 @@ class Lane:
             self.hub.sleep(is_done)
 
     def drain(self) -> None:
-        """Return when everything submitted so far is done."""
+        """Return when everything submitted so far is done, but for work aside."""
         if self._thread is not None:
             done = threading.Event()
-            wake = done.set
-            self._waiting.append(wake)
             self.submit(done.set)
-            if self.failure is None:
-                done.wait()
-            self._waiting.remove(wake)
+            self._wait_for(done)
+        self.check()
+
+    def _wait_for(self, done: threading.Event) -> None:
+        """Wait for an event that work on the lane sets; raise if the lane fails."""
+        self._waiting.append(done.set)
+        if self.failure is None:
+            done.wait()
+        self._waiting.remove(done.set)
         self.check()
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
@@ -169,16 +199,19 @@ class Lane:
                 except BaseException as error:
                     self._flying.clear()
                     self._queue.clear()
+                    self._aside.clear()
+                    self._beside = None
                     self.fail(error)
 
     def _run_round(self) -> None:
         """Start work; when no more can start, sleep, then resume hooks under way."""
         if self.failure is not None:
             self._queue.clear()
+            self._aside.clear()
         self._start()
         # In this order: if `submit` missed the flag, its work is already in the queue for _next.
         self._is_asleep = True
-        if self._next() is None:
+        if self._next() is None and (self._beside is not None or not self._aside):
             self.hub.poll(LONGEST_SLEEP_S)
         self._is_asleep = False
         now = time.monotonic()
@@ -194,6 +227,12 @@ class Lane:
 
         A hook whose `is_over` is still false is not resumed, unless `must_look`.
         """
+        beside = self._beside
+        if beside is not None and (must_look or beside.is_over is None or beside.is_over()):
+            self._switch(beside)
+            if beside.body.dead:
+                self._beside = None
+                return True
         for hook in sorted(self._flying.values(), key=lambda hook: hook.work.urgency):
             if must_look or hook.is_over is None or hook.is_over():
                 self._switch(hook)
@@ -203,6 +242,12 @@ class Lane:
 
     def _start(self) -> None:
         """Start all work that may start."""
+        while self._aside and self._beside is None:
+            first = self._aside.popleft()
+            self._beside = _Hook(first, greenlet.greenlet(first.function))
+            self._switch(self._beside)
+            if self._beside.body.dead:
+                self._beside = None
         while (work := self._next()) is not None:
             self._queue.remove(work)
             hook = self._flying[work.channel] = _Hook(work, greenlet.greenlet(work.function))
@@ -217,5 +262,5 @@ class Lane:
             hook.is_over = hook.body.switch(*args)
         finally:
             self.hub.channel = self.hub.urgency = 0
-        if hook.body.dead:
+        if hook.body.dead and hook is not self._beside:
             del self._flying[hook.work.channel]

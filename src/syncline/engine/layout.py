@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
+
 from syncline.comm.hub import ALONE
 from syncline.contract import Family, Plan
 from syncline.sizes import Size, aligned_elements
@@ -33,13 +35,19 @@ INLINE_BYTES = 1 << 20
 """Below this size handing work to another thread costs more than it can hide (decision 3)."""
 
 
+def num_blocks(num_elements: int) -> int:
+    """Return how many blocks so many elements have."""
+    return -(-num_elements // BLOCK_ELEMENTS)
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """A group of ranks: what a layout needs to know of it."""
 
     size: int
-    num_machines: int = 1
     num_channels: int = 1
+    on_machine: tuple[int, ...] = ()
+    """By position: how many positions before it lie on the same machine; () if all do."""
     owns: tuple[bool, ...] | None = None
     """By position: whether it may own strips; None if all may."""
 
@@ -118,13 +126,17 @@ def lay_out(
     cores: int,
     inside_parameters: bool,
     backward_s: tuple[tuple[str, float], ...] = (),
+    place: int = 0,
 ) -> Layout:
     """Lay out parameters, given in their order of first use.
 
     `shapes` has one group for each family, `cores` is how many a machine has. With
     `inside_parameters` a strip may end inside a parameter. A bucket of unused parameters is sent
-    last, so that it does not delay others.
+    last, so that it does not delay others. `place` is the rank's place in its group, if layers are
+    split: buckets hold the same parameters on all ranks, but not always as many rows of them.
     """
+    whole = {size.number: size for size in sizes}
+    sizes = tuple(_held(plan, size, 0) for size in sizes)  # no place holds more than the first
     times = dict(backward_s)
     order = {size.number: at for at, size in enumerate(sizes)}
     filled: list[tuple[int, list[Size]]] = []
@@ -138,6 +150,7 @@ def lay_out(
     places = []
     for index, (family_index, bucket) in enumerate(filled):
         family, shape = plan.families[family_index], shapes[family_index]
+        bucket = [_held(plan, whole[size.number], place) for size in bucket]
         offsets = tuple(itertools.accumulate(map(aligned_elements, bucket[:-1]), initial=0))
         num_elements = offsets[-1] + aligned_elements(bucket[-1])
         spans = tuple(zip(offsets, (size.num_elements for size in bucket), strict=True))
@@ -166,9 +179,16 @@ def owners(family: Family, shape: Shape, cores: int, *, overlap: bool) -> tuple[
     if overlap or family.owners is not None:
         return owns
     # Small strips cost calls, not arithmetic: more strips than cores on a machine would only take
-    # longer. Positions go round the machines, so the first positions lie on all machines.
-    most = shape.num_machines * min(shape.size // shape.num_machines, cores)
-    return tuple(position < most for position in range(shape.size))
+    # longer.
+    places = shape.on_machine or range(shape.size)
+    return tuple(place < cores for place in places)
+
+
+def _held(plan: Plan, size: Size, place: int) -> Size:
+    """Return the part of a parameter that a rank holds, in this place of its group."""
+    if plan.split is None:
+        return size
+    return msgspec.structs.replace(size, num_elements=plan.elements_of(size, place))
 
 
 @lru_cache(maxsize=4096)  # virtual ranks cut the same buckets, a few hundred of each model

@@ -37,8 +37,10 @@ class Loading:
         outside: ChangesOutside,
         agreement: Agreement,
         is_in_model: Callable[[], bool],
+        refuse: Callable[[], None],
     ) -> None:
-        """`is_in_model` says whether the model holds values that are put away again soon."""
+        """`is_in_model` says whether the model holds values that are put away again soon; `refuse`
+        raises if nothing may be loaded now."""
         self._model = model
         self._slot_of = {id(slot.parameter): slot for slot in slots}
         self._compute = compute
@@ -46,6 +48,7 @@ class Loading:
         self._outside = outside
         self._agreement = agreement
         self._is_in_model = is_in_model
+        self._refuse = refuse
         self.is_loaded = False
         """Whether parameters were loaded after the first step."""
 
@@ -62,6 +65,7 @@ class Loading:
             self._outside.check_values()  # there may be no further step that would refuse it
 
     def _before_load(self, module: nn.Module, *_: Any) -> None:
+        self._refuse()
         self._compute.synchronize()
         self._refuse_between_shards()
         self._agreement.before_load(module)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from syncline.comm.base import Communicator, Partials, Strips
+from syncline.comm.shape import places_on_machines
 from syncline.contract import Plan
 from syncline.engine.bucket import Bucket, Event, Slot, slots_at
 from syncline.engine.layout import Layout, Shape
@@ -18,7 +19,9 @@ def shapes_of(plan: Plan, share: Share) -> tuple[Shape, ...]:
         comm, owns = part.comm, None
         if family.owners is not None:
             owns = tuple(rank in family.owners for rank in comm.ranks)
-        shapes.append(Shape(comm.size, comm.num_machines, comm.num_channels, owns))
+        shapes.append(
+            Shape(comm.size, comm.num_channels, places_on_machines(comm.machines, comm.ranks), owns)
+        )
     return tuple(shapes)
 
 
@@ -35,7 +38,9 @@ def make_buckets(
     `comm` is the world's, `slots` are by number. If each rank is a group by itself, the world's
     communicator allocates, so that windows can reach the memory; otherwise the group's does.
     """
-    is_each_alone = [all(len(group) == 1 for group in one.groups) for one in plan.families]
+    is_each_alone = [
+        plan.split is None and all(len(group) == 1 for group in one.groups) for one in plan.families
+    ]
     buckets = []
     for place in layout.places:
         family, part = plan.families[place.family], share.families[place.family]
@@ -57,6 +62,8 @@ def make_buckets(
             gradient=gradient,
             ready=event(),
         )
+        if family.stands_for > 1:
+            bucket.holders = share.step.comm
         buckets.append(bucket)
     return buckets
 

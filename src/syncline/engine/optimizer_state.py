@@ -162,9 +162,11 @@ class OptimizerState:
         """Return the other ranks that own strips, each with the buckets' indices."""
         found: dict[int, list[int]] = {}
         for bucket in filter(_is_divided, self._buckets):
-            cuts, comm = bucket.parameters.cuts, bucket.comm
+            cuts, comm = bucket.parameters.cuts, bucket.holders
             for position, rank in enumerate(comm.ranks):
-                if position != comm.position and cuts[position] < cuts[position + 1]:
+                # Ranks that hold other rows have cut them elsewhere: each of them is asked.
+                owns = comm is not bucket.comm or cuts[position] < cuts[position + 1]
+                if position != comm.position and owns:
                     found.setdefault(rank, []).append(bucket.index)
         return found
 
@@ -284,4 +286,4 @@ class OptimizerState:
 
 def _is_divided(bucket: Bucket) -> bool:
     """Say whether other ranks hold part of a bucket's state."""
-    return bucket.comm.size > 1 and bucket.family.updates == "strips"
+    return bucket.holders.size > 1 and bucket.family.updates == "strips"

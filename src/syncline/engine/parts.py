@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,7 @@ from syncline.engine.build import (
     describe_settings,
     start_from_rank_0,
 )
-from syncline.engine.compiled import CompiledForward, compiled_in
+from syncline.engine.compiled import CompiledForward, compiled_in, keep_engine_out_of_graphs
 from syncline.engine.compute import ComputeLane
 from syncline.engine.early import EarlyUpdates, why_not_early
 from syncline.engine.flags import Flags
@@ -44,6 +45,12 @@ from syncline.engine.recording import hook_moments
 from syncline.engine.refusals import find_parameters, refuse_claimed
 from syncline.engine.same_batches import warn_of_same_batches
 from syncline.engine.share import Share, make_plan, world_of
+from syncline.engine.split_layers import (
+    SplitLayers,
+    describe_split,
+    mark_linear_layers,
+    refuse_split,
+)
 from syncline.engine.steps import Steps
 from syncline.engine.torch_calls import forget
 from syncline.engine.whole import WholeRun
@@ -84,7 +91,8 @@ class Parts:
     """All objects that train one model on one rank."""
 
     flags: Flags
-    """Made with the buckets."""
+    """Made with the buckets, and so is `timing`."""
+    timing: RealTiming
 
     def __init__(
         self,
@@ -97,6 +105,7 @@ class Parts:
         options: Options,
     ) -> None:
         """Every rank calls it."""
+        keep_engine_out_of_graphs()
         self.model = model
         self.optimizer = optimizer
         self.strategy = strategy
@@ -111,8 +120,10 @@ class Parts:
         found = find_parameters(model, optimizer, options.accumulate)
         refuse_claimed(found.slots, optimizer, _attached)
         self.slots = found.slots
+        if strategy.settings.splits_layers:
+            mark_linear_layers(model, self.slots, strategy.settings)
         sizes = [slot.size() for slot in self.slots]
-        self.shards = options.shards or strategy.settings.num_workers(comm.size)
+        self.shards = options.shards or len(strategy.settings.workers(comm.machines))
         self.plan = plan = make_plan(strategy, world_of(comm), sizes, self.shards)
         if strategy in _driven:
             raise UsageError(
@@ -128,6 +139,7 @@ class Parts:
             self.share = share = lane.call(Share, plan, comm)
             lane.call(compare_models, model, comm)
             start_from_rank_0(model, comm, lane, _held())
+        self.split = self._split(model)
         why_not = why_not_early(
             optimizer, plan, share.step.comm, overlap=self.overlap, private=private
         )
@@ -138,7 +150,7 @@ class Parts:
             private=private,
             check_every=options.check_every,
         )
-        self.run = WholeRun(model, share.rank, lane, control, strategy.settings)
+        self.run = WholeRun(model, share.rank, lane, control, plan)
         self.compute = ComputeLane(
             model,
             optimizer,
@@ -154,13 +166,37 @@ class Parts:
             build=self.build,
         )
         self.state = OptimizerState(self.laid_out, comm, control, lane, self.compute)
-        watched = self.guards.watch(self.root, self.compute, self.run, comm.size)
+        refuse_load = (lambda: None) if self.split is None else self.split.refuse_load
+        watch = (self.root, self.compute, self.run, comm.size, self._before_copy, refuse_load)
+        watched = self.guards.watch(*watch)
         self.handles = [*watched, *self.state.hook()]
         """Of the hooks on the user's objects."""
+        if self.split is not None:
+            self.handles += self.split.hook()
+            self.compute.checks.append(self.split.check_step)
+            self.guards.agreement.take_loaded = self.split.take_loaded
         self.handles.append(optimizer.register_step_pre_hook(self.compute.before_step))
         for module in compiled_in(model):
             self.handles += CompiledForward(module, self.compute.synchronize).hook()
         _attached.add(self)
+
+    def _split(self, model: nn.Module) -> SplitLayers | None:
+        """Split the layers that the plan names; None if it names none."""
+        split, comm = self.plan.split, self.share.activations
+        if split is None or comm is None:
+            return None
+        refuse_split(model, self.laid_out.reach)
+        self._lane.start_thread()
+        return SplitLayers(model, self.slots, split, comm, self._lane)
+
+    def _before_copy(self) -> None:
+        self.compute.synchronize()
+        if self.split is not None:
+            self.split.check_whole()
+
+    def with_whole_layers(self) -> AbstractContextManager[None]:
+        """Give the model whole layers for a block, if some are split. Every rank calls it."""
+        return nullcontext() if self.split is None else self.split.whole()
 
     def _other_buffers(self) -> list[Buffers]:
         """Return the buffers of other models, or of this one with another optimizer."""
@@ -218,7 +254,7 @@ class Parts:
         """Make the buckets and the `Steps` that drives them. Runs on the comm lane."""
         compute, share = self.compute, self.share
         if not self.plan.keeps_own:
-            self.guards.agreement.compare_first(self.comm)
+            self.guards.agreement.compare_first(self.comm, share.families[0].comm)
         warn_of_same_batches(self.slots, self.comm, is_told=compute.gradients.is_told)
         self.buffers.lay_out(share.step.comm, share.step.spread)
         first_use = compute.waiting.first_use.order
@@ -234,11 +270,12 @@ class Parts:
             private=self._private,
         )
         self.flags = compute.make_flags()
+        self.timing = RealTiming(self._control, share.step.comm.leaders_busy)
         steps = Steps(
             self.strategy,
             share.step.comm,
             self._lane,
-            RealTiming(self._control),
+            self.timing,
             self.laid_out.layout,
             self.buckets,
             self.flags,
@@ -259,6 +296,8 @@ class Parts:
             self.laid_out.describe(self.bucket_bytes),
         ]
         lines += describe_settings(self.strategy)
+        if self.plan.split is not None:
+            lines.append(describe_split(self.plan.split))
         if self.share.step.comm.num_machines > 1:
             lines.append(self.early.describe())
         return lines
@@ -274,6 +313,8 @@ class Parts:
         self.recorder = self.comm.traffic.recorder = recorder
         compute = self.compute
         compute.gradients.recorder = compute.waiting.recorder = recorder
+        if self.split is not None:
+            self.split.activations.recorder = recorder
         if compute.steps is not None:
             compute.steps.recorder = recorder
         if recorder is not None:
@@ -288,9 +329,13 @@ class Parts:
 
         Every rank calls it, with parameters that are up to date.
         """
+        if self.split is not None:
+            self.split.check_step()
         forget(self.compute)
         with self.comm.traffic.apart():
             self.state.give_back()
+            if self.split is not None:
+                self.split.make_whole()
         _attached.discard(self)
         self.guards.release()
         if self.recorder is not None:

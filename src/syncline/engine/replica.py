@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from syncline.comm.base import Communicator
+from syncline.comm.busy import BusyTime
 from syncline.comm.control import Control
 from syncline.contract import Saved, Strategy
 from syncline.engine.bucket import Bucket
@@ -95,12 +96,30 @@ class Replica:
         self._parts.record(recorder)
 
     @property
+    def leaders_busy(self) -> BusyTime | None:
+        """When a leader exchanges for this rank's group; None if no leader speaks for it."""
+        return self._parts.share.step.comm.leaders_busy
+
+    @property
+    def leaders_exposed_s(self) -> float:
+        """How long compute has waited meanwhile."""
+        return self._parts.timing.leaders_exposed_s
+
+    @leaders_exposed_s.setter
+    def leaders_exposed_s(self, seconds: float) -> None:
+        self._parts.timing.leaders_exposed_s = seconds
+
+    @property
     def waited_s(self) -> float:
         """Time the compute lane has spent waiting for the comm lane: exposed communication."""
-        return 0.0 if self._compute.steps is None else self._compute.steps.waited_s
+        steps, split = self._compute.steps, self._parts.split
+        activations_s = 0.0 if split is None else split.activations.waited_s
+        return activations_s + (0.0 if steps is None else steps.waited_s)
 
     @waited_s.setter
     def waited_s(self, seconds: float) -> None:
+        if self._parts.split is not None:
+            self._parts.split.activations.waited_s = 0.0
         if self._compute.steps is not None:
             self._compute.steps.waited_s = seconds
 
@@ -213,7 +232,7 @@ class Replica:
         """
         self.synchronize()
         if self.run.whole is None:
-            with self.comm.traffic.apart():
+            with self.comm.traffic.apart(), self._parts.with_whole_layers():
                 yield
             return
         gradients = self._compute.gradients

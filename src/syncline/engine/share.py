@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from syncline.comm.alone import Alone
 from syncline.comm.base import Communicator
+from syncline.comm.leaders import lead
 from syncline.comm.tree import LeafPlan, Spread, plan_leaves, spread_over
-from syncline.contract import Group, Plan, Strategy, World, check_shards
+from syncline.contract import Plan, Strategy, World, check_shards
+from syncline.groups import Group, Leaders
 from syncline.sizes import Size
 
 
@@ -23,11 +25,13 @@ class Part:
     spread: Spread
     leaves: dict[int, LeafPlan]
     """By shard: where this rank puts its term."""
+    stands_for: int = 1
+    """How many shards a term is the sum of."""
 
     @property
     def scale(self) -> float:
         """The factor that turns the sum into a mean."""
-        return 1.0 / self.spread.shards
+        return 1.0 / (self.spread.shards * self.stands_for)
 
 
 class Share:
@@ -40,9 +44,16 @@ class Share:
         self.mine = plan.shards[self.rank]
         """The shards that this rank computes."""
         communicators = _Communicators(comm)
-        self.families = [_part(plan, communicators.of(family.groups)) for family in plan.families]
+        self.families = [
+            _part(plan, communicators.of(family.groups, family.leaders), family.stands_for)
+            for family in plan.families
+        ]
         """This rank's part in the sums of each family's group."""
-        self.step = _part(plan, communicators.of(plan.step_groups))
+        self.place = 0 if plan.split is None else plan.split.place_of(self.rank)
+        """This rank's place in the group that has split layers."""
+        self.activations = None if plan.split is None else _join(comm, plan.split.groups)
+        """The ranks of that group. Nothing else is exchanged over this communicator."""
+        self.step = _part(plan, communicators.of(plan.step_groups, plan.step_leaders))
         """Its part in the step group's sums: flags, statistics, losses, norms."""
         self.is_served = _is_served(plan, self.step.comm.ranks)
         """Whether a rank of the step group computes nothing and serves the others' steps."""
@@ -54,7 +65,7 @@ def make_plan(strategy: Strategy, world: World, sizes: Sequence[Size], shards: i
     """Return a strategy's plan; refuse numbers of ranks and shards that cannot work."""
     settings = strategy.settings
     settings.check(world.size)
-    check_shards(shards, settings.num_workers(world.size))
+    check_shards(shards, len(settings.workers(world.machines)))
     return strategy.plan(world, sizes, shards)
 
 
@@ -68,23 +79,30 @@ class _Communicators:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        self._made: dict[tuple[Group, ...], Communicator] = {}
+        self._made: dict[tuple[tuple[Group, ...], Leaders | None], Communicator] = {}
 
-    def of(self, groups: tuple[Group, ...]) -> Communicator:
+    def of(self, groups: tuple[Group, ...], leaders: Leaders | None) -> Communicator:
         """Return the communicator of this rank's group."""
-        if groups not in self._made:
-            self._made[groups] = next(self._make(groups))
-        return self._made[groups]
+        key = (groups, leaders)
+        if key not in self._made:
+            self._made[key] = self._make(*key)
+        return self._made[key]
 
-    def _make(self, groups: tuple[Group, ...]) -> Iterator[Communicator]:
+    def _make(self, groups: tuple[Group, ...], leaders: Leaders | None) -> Communicator:
         comm = self._comm
+        if leaders is not None:
+            return lead(comm, leaders.groups, leaders.ranks)
         if len(groups) == 1:
-            yield comm
-        elif all(len(group) == 1 for group in groups):
-            yield Alone(comm.ranks[comm.position], comm.traffic)
-        else:
-            made = [comm.subgroup(group) for group in groups]  # a collective: each rank calls all
-            yield from (one for one in made if one is not None)
+            return comm
+        if all(len(group) == 1 for group in groups):
+            return Alone(comm.ranks[comm.position], comm.traffic)
+        return _join(comm, groups)
+
+
+def _join(comm: Communicator, groups: Sequence[Group]) -> Communicator:
+    """Return the communicator of this rank's group. Each rank of `comm` calls it."""
+    made = [comm.subgroup(group) for group in groups]
+    return next(one for one in made if one is not None)
 
 
 @lru_cache(maxsize=64)  # all ranks of a virtual group call it with the same arguments
@@ -100,9 +118,9 @@ def _is_served(plan: Plan, positions: tuple[int, ...]) -> bool:
     return plan.serves(tuple(sorted(positions)))
 
 
-def _part(plan: Plan, comm: Communicator) -> Part:
+def _part(plan: Plan, comm: Communicator, stands_for: int = 1) -> Part:
     shards, spread = _terms_of(plan, comm.ranks)
     plans = plan_leaves(spread.nodes[comm.position])[0]
     mine = plan.shards[comm.ranks[comm.position]]
     leaves = {shard: plans[shards.index(shard)] for shard in mine}
-    return Part(comm, shards, spread, leaves)
+    return Part(comm, shards, spread, leaves, stands_for)

@@ -16,7 +16,7 @@ from syncline.comm.alone import Alone
 from syncline.comm.base import Communicator, exchange_bytes
 from syncline.comm.window import Call
 from syncline.engine.bucket import Bucket, Slot
-from syncline.engine.strip_state import flatten_like, is_spread
+from syncline.engine.strip_state import flatten_like, is_spread, zeros_like
 
 State = dict[str, dict[str, Any]]
 """By parameter name and by the optimizer's own keys."""
@@ -85,7 +85,8 @@ def held_by(bucket: Bucket, *, before_load: bool = False) -> list[Held]:
     with bucket.optimizer.lock, torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         for slot in bucket.slots:
             for first, last, state in bucket.optimizer.held_of(slot, before_load=before_load):
-                start, stop = first - slot.offset, last - slot.offset
+                start = slot.first_element + first - slot.offset
+                stop = start + last - first
                 found += [_entry_of(slot, start, stop, *pair) for pair in sorted(state.items())]
     return found
 
@@ -105,18 +106,18 @@ def _entry_of(slot: Slot, start: int, stop: int, key: str, value: Any) -> Held:
 
 def put_together(slots: Sequence[Slot], held: Iterable[Held]) -> State:
     """Join the entries of all owners to whole values, each shaped like its parameter."""
-    parameters = {slot.name: slot.parameter for slot in slots}
+    by_name = {slot.name: slot for slot in slots}
     whole: State = {}
     for entry, value in held:
         # Not around the loop: the next entry may take time, in which other code would run in these
         # modes on the virtual clock.
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            _put_entry(whole, parameters, entry, value)
+            _put_entry(whole, by_name, entry, value)
     return {slot.name: whole[slot.name] for slot in slots if slot.name in whole}
 
 
 def _put_entry(
-    whole: State, parameters: Mapping[str, torch.Tensor], entry: Entry, value: torch.Tensor | None
+    whole: State, slots: Mapping[str, Slot], entry: Entry, value: torch.Tensor | None
 ) -> None:
     state = whole.setdefault(entry.name, {})
     if value is None:
@@ -125,8 +126,7 @@ def _put_entry(
         state[entry.key] = value.view(entry.shape).clone()
     else:
         if entry.key not in state:
-            parameter = parameters[entry.name].detach()
-            state[entry.key] = torch.zeros_like(parameter, dtype=value.dtype)
+            state[entry.key] = zeros_like(slots[entry.name], value.dtype)
         target = state[entry.key]
         target.as_strided((target.numel(),), (1,))[entry.start : entry.stop] = value
 
@@ -139,7 +139,7 @@ def gather_optimizer_state(slots: Sequence[Slot], buckets: Sequence[Bucket]) -> 
     """
     by_comm: dict[Communicator, list[Bucket]] = {}
     for bucket in buckets:
-        comm = _alone if bucket.family.updates == "each" else bucket.comm
+        comm = _alone if bucket.family.updates == "each" else bucket.holders
         by_comm.setdefault(comm, []).append(bucket)
     return put_together(
         slots, (held for comm, some in by_comm.items() for held in _exchange(some, comm))

@@ -119,7 +119,7 @@ class StateShape:
 
     def _expected(self, slot: Slot) -> dict[str, tuple[int, ...] | None]:
         """Return the shape under each key, for a parameter; None for what is no tensor."""
-        number, own = self._groups[id(slot.parameter)], tuple(slot.parameter.shape)
+        number, own = self._groups[id(slot.parameter)], slot.shape
         if self._reach is Reach.PARAMETER:
             return self._try(number, own, slot.parameter.dtype)
         small = (2, 3)  # elementwise: a small tensor shows as much as a large one

@@ -151,9 +151,7 @@ class Steps:
 
         `flags` is None if only sizes are simulated: the sum is exchanged, but not read.
         """
-        if self.recorder is not None:
-            self.recorder.end_backward()
-        started = self._now()
+        started = self.end_backward()
         # Written on the lane: by then every peer has read the last step's flags.
         if flags is not None:
             self._lane.submit(self._flags.write, flags, channel=self._step_channel)
@@ -169,9 +167,7 @@ class Steps:
         self, number: int, flags: Sequence[float] | None, settings: ParamGroups
     ) -> None:
         """Take the whole step here and now; every gradient is complete."""
-        if self.recorder is not None:
-            self.recorder.end_backward()
-        started = self._now()
+        started = self.end_backward()
         if self._gathers and flags is not None:
             # No gradient was sent yet, so the reduce that comes first can announce the small sums.
             self._lane.submit(self._run_announce, flags)
@@ -190,8 +186,8 @@ class Steps:
         for bucket in self._buckets:
             bucket.is_in_flight = False
 
-    def begin_clip(self) -> float:
-        """Note that the compute lane waits until the summed gradients are clipped."""
+    def end_backward(self) -> float:
+        """Note that backward is over; return the time."""
         if self.recorder is not None:
             self.recorder.end_backward()
         return self._now()
@@ -319,15 +315,15 @@ class Steps:
             self._early.undo(bucket)
         if self._must_adopt and (bucket.is_private or bucket.is_loaded):
             bucket.adopt()
-        if not bucket.is_early:
+        if bucket.is_early:
+            if bucket.ends_lending:
+                bucket.comm.end_lending()
+            bucket.optimizer.forget_kept()
+            bucket.is_early = False
+        else:
             if self._told_settings:
                 settings = restore(settings, self._told_settings)
             self._update(bucket, settings, ("reduce", bucket.index), ("step", -1))
-        if bucket.ends_lending:
-            bucket.comm.end_lending()
-        if bucket.is_early:
-            bucket.optimizer.forget_kept()
-            bucket.is_early = False
         if bucket.has_copy:
             bucket.in_use.memory.mine.copy_(bucket.parameters.memory.mine)
         bucket.step += 1
@@ -337,8 +333,8 @@ class Steps:
         """Update a bucket before `optimizer.step()` is called."""
         self._lane.until(lambda: bucket.is_reduced)
         bucket.optimizer.keep(self._without)
-        self._update(bucket, settings, ("reduce", bucket.index))
         bucket.is_early = True
+        self._update(bucket, settings, ("reduce", bucket.index))
 
     def _update(self, bucket: Bucket, settings: ParamGroups, *after: tuple[str, int]) -> None:
         index, step = bucket.index, bucket.step
@@ -346,5 +342,7 @@ class Steps:
         if self.recorder is not None:
             self.recorder.open()
         self._strategy.before_use(bucket, UpdateSettings(settings, self._without))
+        if bucket.ends_lending and not bucket.is_early:  # part of the task that a trace has
+            bucket.comm.end_lending()
         if self.recorder is not None:
             self.recorder.close_hook(bucket.gather_channel, "gather", index, step, *after)

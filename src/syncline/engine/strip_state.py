@@ -37,6 +37,21 @@ def flatten_like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return laid_out.as_strided((laid_out.numel(),), (1,))
 
 
+def zeros_like(slot: Slot, dtype: torch.dtype) -> torch.Tensor:
+    """Return zeros shaped like the whole parameter, and lying in memory like it."""
+    if slot.is_split:
+        return torch.zeros(slot.shape, dtype=dtype)
+    return torch.zeros_like(slot.parameter.detach(), dtype=dtype)
+
+
+def _flat_part(slot: Slot, value: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a value of the whole parameter, flat."""
+    if slot.is_split:
+        first = slot.first_element
+        return value.reshape(-1)[first : first + slot.num_elements]
+    return flatten_like(slot.parameter, value)
+
+
 def held_of(
     slot: Slot, runs: Sequence[Run], state: Mapping[torch.Tensor, dict[str, Any]], *, is_cut: bool
 ) -> Iterator[tuple[int, int, dict[str, Any]]]:
@@ -62,7 +77,7 @@ def spread_keys(whole: Mapping[str, dict[str, Any]], slots: Sequence[Slot]) -> f
         key
         for slot in slots
         for key, value in whole.get(slot.name, {}).items()
-        if isinstance(value, torch.Tensor) and value.dim() and value.shape == slot.parameter.shape
+        if isinstance(value, torch.Tensor) and value.dim() and tuple(value.shape) == slot.shape
     )
 
 
@@ -113,7 +128,7 @@ def cut_state(
                 if key not in spread or not isinstance(value, torch.Tensor):
                     mine[key] = copied(value)
                     continue
-                flat = flatten_like(slot.parameter, value)
+                flat = _flat_part(slot, value)
                 target = mine.setdefault(key, torch.zeros_like(run.tensor, dtype=value.dtype))
                 part = flat[piece.start - slot.offset : piece.stop - slot.offset]
                 target[piece.start - run.start : piece.stop - run.start] = part

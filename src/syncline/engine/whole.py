@@ -15,12 +15,11 @@ from torch import nn
 
 from syncline.comm.base import Communicator, tell_all
 from syncline.comm.control import Control
-from syncline.contract import Whole, WholeValues
+from syncline.contract import Plan, Whole, WholeValues
 from syncline.engine.bucket import Bucket
 from syncline.engine.buffer_homes import flat_buffers, load_flat_buffers
 from syncline.engine.lane import Lane
 from syncline.errors import RankFailed
-from syncline.strategies.settings import OwnSettings
 
 log = logging.getLogger("syncline")
 
@@ -34,13 +33,13 @@ class WholeRun:
         rank: int,
         lane: Lane,
         control: Control | None,
-        settings: OwnSettings,
+        plan: Plan,
     ) -> None:
         self._model = model
         self._rank = rank
         self._lane = lane
         self._control = control
-        self._settings = settings
+        self._plan = plan
         self._buckets: Sequence[Bucket] = ()
         self.whole: Whole | None = None
         """None before the first step, and if all ranks hold the same parameters."""
@@ -104,7 +103,7 @@ class WholeRun:
         """Raise if every rank that computes is gone."""
         if self._control is None:
             return
-        workers = range(self._settings.num_workers(self._control.place.size))
+        workers = self._plan.workers
         if all(rank in self.gone for rank in workers):
             raise self.gone[workers[-1]]
 

@@ -16,16 +16,16 @@ from syncline import workload as workload_files
 from syncline.cluster import Cluster, conditions_of
 from syncline.config import Job, job_to_toml, printable
 from syncline.data import DataSet, Facts
-from syncline.engine.optimizer import snapshot
-from syncline.engine.told_settings import flatten
+from syncline.device import DEFAULT, DEVICES
 from syncline.errors import ConfigError
 from syncline.measure.derive import derive
 from syncline.own_functions import is_own
 from syncline.perf.trace import Trace
-from syncline.recipe import build_model, build_optimizer, describe_data
+from syncline.recipe import build_model, describe_data
+from syncline.sim.groups_choice import best_of, candidates, table_of
 from syncline.sim.learn import Learning
 from syncline.sim.run import Outcome, simulate
-from syncline.strategies import make_strategy
+from syncline.strategies import HybridSettings, make_strategy
 from syncline.workload import Workload
 
 STEPS = 10
@@ -59,6 +59,11 @@ def simulate_job(
         workload = _derive(job, cluster, learning.model, learning.data)
     else:
         _check_fits(workload, learning.parameters)
+    wanted, choice = settings.own, tuple[str, ...]()
+    if isinstance(wanted, HybridSettings) and wanted.must_choose:
+        tried = candidates(workload, cluster, settings.shards, wanted)
+        settings = msgspec.structs.replace(settings, settings=best_of(tried).settings)
+        choice = tuple(table_of(tried))
     found = simulate(
         workload,
         cluster,
@@ -79,9 +84,13 @@ def simulate_job(
         traces=traces,
         on_step=on_step,
     )
+    found = dataclasses.replace(found, choice=choice)
     if found.trace is None:
         return found
-    about = {"job": job_to_toml(job), "strategy": settings.name}
+    about = {
+        "job": job_to_toml(msgspec.structs.replace(job, strategy=settings)),
+        "strategy": settings.name,
+    }
     header = msgspec.structs.replace(found.trace.header, **about)
     return dataclasses.replace(found, trace=Trace(found.trace.tasks, header))
 
@@ -103,7 +112,7 @@ def find_workload(job: Job, cluster: Cluster, path: Path | None = None) -> Workl
 
 def _derive(job: Job, cluster: Cluster, model: nn.Module, facts: DataSet | Facts) -> Workload:
     assert job.strategy.shards is not None
-    return derive(
+    derived = derive(
         model,
         facts.sample_shape,
         job.data.batch // job.strategy.shards,
@@ -111,19 +120,25 @@ def _derive(job: Job, cluster: Cluster, model: nn.Module, facts: DataSet | Facts
         job.cluster.input_s or 0.0,
         job.model.name,
         getattr(torch, facts.sample_dtype),
+        device=DEVICES.get(cluster.device or DEFAULT),
+        state_copies=state_copies(job),
     )
+    return _with_settings(job, derived)
 
 
 def _read(job: Job, path: Path, samples: int) -> Workload:
-    """Read a workload for shards of this many samples; `cluster.input_s` wins over the file."""
+    """Read a workload for shards of this many samples; settings of the cluster win over it."""
     found = workload_files.read(path)
-    if job.cluster.flops_per_s is not None:
-        raise ConfigError(
-            "cluster.flops_per_s",
-            f"got {job.cluster.flops_per_s:g} with --workload",
-            "the file says how long each layer takes",
-            "Remove it (on the command line: --set cluster.flops_per_s=).",
-        )
+    for key, value in (("flops_per_s", job.cluster.flops_per_s), ("device", job.cluster.device)):
+        if value is not None:
+            raise ConfigError(
+                f"cluster.{key}",
+                f"got {value:g} with --workload"
+                if isinstance(value, float)
+                else f'got "{value}" with --workload',
+                "the file says how long each layer takes",
+                f"Remove it (on the command line: --set cluster.{key}=).",
+            )
     try:
         found = found.for_samples(samples)
     except ValueError as error:
@@ -133,9 +148,16 @@ def _read(job: Job, path: Path, samples: int) -> Workload:
             f"a shard of this job has {samples}",
             "Use another data.batch or strategy.shards, or add times for it to the file.",
         ) from None
+    return _with_settings(job, found)
+
+
+def _with_settings(job: Job, workload: Workload) -> Workload:
+    """Return the workload without what the job's cluster says otherwise."""
     if job.cluster.input_s is not None:
-        found = msgspec.structs.replace(found, input_s=job.cluster.input_s)
-    return found
+        workload = msgspec.structs.replace(workload, input_s=job.cluster.input_s, reads=())
+    if job.cluster.update_bytes_per_s is not None:
+        workload = msgspec.structs.replace(workload, update_s=None, update_spread=None)
+    return workload
 
 
 def _check_fits(workload: Workload, parameters: Mapping[str, torch.Tensor]) -> None:
@@ -153,15 +175,17 @@ def _check_fits(workload: Workload, parameters: Mapping[str, torch.Tensor]) -> N
 
 
 def num_settings(job: Job) -> int:
-    """Return how many numbers the settings of the job's optimizer have."""
-    return len(flatten(snapshot(build_optimizer(job.optimizer, nn.Linear(1, 1)))))
+    """Return how many numbers the settings of the job's optimizer have.
+
+    As a fact: to build an optimizer of torch takes seconds, since the first imports torch._dynamo.
+    """
+    sgd = ("lr", "momentum", "dampening", "weight_decay")
+    adam = ("lr", "first beta", "second beta", "eps", "weight_decay")
+    return len(sgd if job.optimizer.name == "sgd" else adam)
 
 
 def state_copies(job: Job) -> int:
-    """Return how many numbers the job's optimizer keeps for each parameter, from a trial step."""
-    parameter = nn.Parameter(torch.zeros(2))
-    optimizer = build_optimizer(job.optimizer, nn.ParameterList([parameter]))
-    parameter.grad = torch.zeros(2)
-    optimizer.step()
-    state = optimizer.state[parameter].values()
-    return sum(isinstance(one, torch.Tensor) and one.shape == parameter.shape for one in state)
+    """Return how many numbers the job's optimizer keeps for each parameter; see `num_settings`."""
+    if job.optimizer.name == "sgd":
+        return 1 if job.optimizer.momentum else 0
+    return 2

@@ -24,6 +24,9 @@ class VirtualLane:
         self._name = f"comm lane of rank {endpoint.rank}"
         self._queue: deque[tuple[int, Callable[..., Any], tuple[Any, ...]]] = deque()
         self._process: Process | None = None
+        self._aside: deque[tuple[Callable[..., Any], tuple[Any, ...], Signal]] = deque()
+        self._beside: Process | None = None
+        """The process that runs work beside that of the queue."""
         self._changed = Signal(clock)
 
     def submit(
@@ -32,6 +35,30 @@ class VirtualLane:
         self._queue.append((max(channel, 0), function, args))
         if self._process is None:
             self._process = self._clock.spawn(self._name, self._run)
+
+    @property
+    def now_s(self) -> float:
+        return self._clock.now_s
+
+    def begin_aside(self, function: Callable[..., None], *args: Any) -> Callable[[], None]:
+        """Run work beside all other, in the order of these calls; return a function that waits."""
+        done = Signal(self._clock, f"rank {self._endpoint.rank}, ")
+        self._aside.append((function, args, done))
+        if self._beside is None:
+            self._beside = self._clock.spawn(f"{self._name}, aside", self._run_aside)
+
+        def wait() -> None:
+            if not done.is_set():
+                done.wait(lambda: f"rank {self._endpoint.rank} waits for activations")
+
+        return wait
+
+    def _run_aside(self) -> None:
+        while self._aside:
+            function, args, done = self._aside.popleft()
+            function(*args)
+            done.set()
+        self._beside = None
 
     def until(self, is_done: Callable[[], bool]) -> None:
         """Wait, inside a process, until a hook makes `is_done` true."""
@@ -48,8 +75,10 @@ class VirtualLane:
     def stop(self) -> None:
         """Drop all work and end the running hook: the rank has died."""
         self._queue.clear()
-        if self._process is not None:
-            self._clock.kill(self._process)
+        self._aside.clear()
+        for process in (self._process, self._beside):
+            if process is not None:
+                self._clock.kill(process)
 
     def _run(self) -> None:
         while self._queue:

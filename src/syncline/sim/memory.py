@@ -15,11 +15,14 @@ from typing import Any
 
 import torch
 
-from syncline.comm.base import Memory, Partials, Strips
+from syncline.comm.base import Communicator, Memory, Partials, Strips
 from syncline.comm.virtual_window import VirtualWindow
 from syncline.comm.window import Counted
+from syncline.sim.alike import updated_elements
 from syncline.sim.rank import VirtualRank
 from syncline.workload import Workload
+
+_PLAIN = (str, bytes, int, float)
 
 
 @dataclass(frozen=True)
@@ -32,28 +35,44 @@ class RankMemory:
     """Between two steps, with its share of that memory: shares add up."""
 
 
-def memory_of(rank: VirtualRank, workload: Workload, state_copies: int) -> RankMemory:
+def memory_of(rank: VirtualRank, workload: Workload, state_copies: int) -> list[RankMemory]:
     """Return what a rank needs; an optimizer keeps `state_copies` numbers for each parameter.
+
+    If the rank stands for all, it is what each of them needs.
 
     The peak is the greater of two. When buckets are made, after the first backward, the model's
     own parameters and gradients are still there. Later there are activations, the state of the
     optimizer, and one gradient at a time on its way into a bucket.
     """
     held = _held(rank)
+    sharers = {part.comm: _sharers(rank, part.comm) for part in rank.share.families}
     shared = sum(
-        bucket.size_bytes * (1 - 1 / _sharers(rank, bucket.comm.ranks))
+        bucket.size_bytes * (1 - 1 / sharers[bucket.comm])
         for bucket in rank.buckets
         if bucket.parameters.memory.is_common
     )
-    state = state_copies * sum(one.size_bytes for one in rank.optimizers if one.is_used)
     sizes = [size.size_bytes for size in rank.setting.sizes]
-    in_use, set_up = held + state, held
+    in_use, set_up = held, held
     if rank.share.mine:
         in_use += max(sizes, default=0) + _activations(workload)
         set_up += 2 * sum(sizes)
     else:
         set_up += sum(sizes)  # a rank that only serves has a model, and no gradients of it
-    return RankMemory(max(in_use, set_up), round(held + state - shared))
+    states = [state_copies * size_bytes for size_bytes in _updated_bytes(rank)]
+    return [
+        RankMemory(max(in_use + state, set_up), round(held + state - shared)) for state in states
+    ]
+
+
+def _updated_bytes(rank: VirtualRank) -> list[int]:
+    """Return the bytes of parameters that a rank updates, or each of all for which it stands."""
+    if not rank.world.one_for_all:
+        return [sum(one.size_bytes for one in rank.optimizers if one.is_used)]
+    found = [0] * rank.world.cluster.ranks
+    for bucket, optimizer in zip(rank.buckets, rank.optimizers, strict=True):
+        for other, num_elements in updated_elements(bucket).items():
+            found[other] += num_elements * bucket.dtype.itemsize if optimizer.is_used else 0
+    return found
 
 
 def _activations(workload: Workload) -> int:
@@ -63,8 +82,9 @@ def _activations(workload: Workload) -> int:
     return samples * ((workload.layers[0].input_bytes or 0) + sum(sizes))
 
 
-def _sharers(rank: VirtualRank, ranks: tuple[int, ...]) -> int:
-    return sum(rank.world.is_inside(rank.rank, other) for other in ranks)
+def _sharers(rank: VirtualRank, comm: Communicator) -> int:
+    """Return how many ranks of a group are on this rank's machine."""
+    return next(len(machine) for machine in comm.machines if rank.rank in machine)
 
 
 def _held(rank: VirtualRank) -> int:
@@ -84,7 +104,7 @@ def _held(rank: VirtualRank) -> int:
 
 def _tensors(found: Any, seen: set[int]) -> Iterator[torch.Tensor | int]:
     """Yield the tensors in containers and in objects of strategies; of a window, its bytes."""
-    if isinstance(found, str | bytes | int | float) or id(found) in seen:
+    if isinstance(found, _PLAIN) or id(found) in seen:
         return
     seen.add(id(found))
     inner: Any = ()
@@ -102,7 +122,7 @@ def _tensors(found: Any, seen: set[int]) -> Iterator[torch.Tensor | int]:
         inner = [found.__self__]
     elif isinstance(found, dict):
         inner = list(found.values())
-    elif isinstance(found, list | tuple | set):
+    elif isinstance(found, (list, tuple, set)):
         inner = list(found)
     elif isinstance(found, Strips):
         inner = [found.memory]

@@ -29,6 +29,8 @@ from syncline.engine.share import Share
 from syncline.engine.steps import Steps
 from syncline.perf.pace import RankSteps
 from syncline.perf.recorder import Recorder
+from syncline.sim.alike import largest_strip
+from syncline.sim.compute import Compute
 from syncline.sim.input import VirtualInput
 from syncline.sim.lane import VirtualLane
 from syncline.sim.learner import Learner
@@ -90,6 +92,7 @@ class VirtualRank:
             self.comm.traffic.recorder = recorder
         self._timing = VirtualTiming(world, number)
         self._lane = VirtualLane(world.clock, self._me)
+        self.compute = Compute(self._spend, self.share.activations, self._lane, recorder)
 
     # What strategies use.
 
@@ -101,7 +104,7 @@ class VirtualRank:
         if self.learner is not None:
             inner = self.learner.optimizer_of(bucket, parameters, gradient, low, high)
         size_bytes = (high - low) * bucket.dtype.itemsize
-        seconds = size_bytes / self.world.cluster.update_bytes_per_s
+        seconds = size_bytes / self.setting.update_bytes_per_s
         found = TimedOptimizer(self._me, inner, seconds, size_bytes)
         self.optimizers.append(found)
         return found
@@ -131,6 +134,7 @@ class VirtualRank:
             cores=setting.cores,
             inside_parameters=setting.inside_parameters,
             backward_s=setting.backward_s,
+            place=self.share.place,
         )
         self.buckets = make_buckets(
             self.layout, plan, self.share, self.comm, self.slots, self._timing.event
@@ -144,7 +148,8 @@ class VirtualRank:
             self._sizes_only = SizesOnly(step, self.slots, *numbers)
         for bucket in self.buckets:
             mine = (bucket.parameters.memory.mine, bucket.summed)
-            bucket.optimizer = self.optimizer_of(bucket, *mine, *bucket.owned)
+            owned = largest_strip(bucket) if self.world.one_for_all else bucket.owned
+            bucket.optimizer = self.optimizer_of(bucket, *mine, *owned)
         idle = frozenset(size.number for size in setting.sizes if not size.is_used)
         early = EarlyUpdates("in virtual time", self._timing.now)
         self.steps = Steps(
@@ -160,13 +165,7 @@ class VirtualRank:
             idle,
         )
         self.steps.recorder = self.recorder
-        self._times = [
-            (sum(of[0] for of in found), sum(of[1] for of in found))
-            for found in (
-                [setting.times_s.get(slot.number, (0.0, 0.0)) for slot in bucket.slots]
-                for bucket in self.buckets
-            )
-        ]
+        self._works = [setting.works_of(bucket) for bucket in self.buckets]
         self._is_idle = [bucket.slots[0].number in idle for bucket in self.buckets]
 
     def _start(self) -> None:
@@ -211,6 +210,11 @@ class VirtualRank:
         if self.learner is not None and self._whole is not None:
             self.whole = self._gather(setting.steps)
             self.gathered_s = self._clock.now_s
+
+    @property
+    def waited_s(self) -> float:
+        """How long the compute lane has waited for parameters and activations."""
+        return self.steps.waited_s + self.compute.waited_s
 
     def pace(self, samples: int) -> RankSteps:
         """Return when this rank's steps ended; `samples` are those of a shard."""
@@ -281,17 +285,17 @@ class VirtualRank:
         for shard in mine:
             self._wait_for_input(step)
             open_shard(self.buckets, shard)
-            for bucket, (forward_s, _) in zip(self.buckets, self._times, strict=True):
+            for bucket, works in zip(self.buckets, self._works, strict=True):
                 if bucket.is_in_flight:
                     self.steps.wait(bucket)
-                self._spend("forward", bucket.index, step, forward_s * factor)
+                self.compute.forward(bucket.index, step, works, factor)
             self._evaluate_own()
             if self.learner is not None:
                 self.learner.compute(self, step, shard)
-            for bucket, (_, backward_s), is_idle in zip(
-                reversed(self.buckets), reversed(self._times), reversed(self._is_idle), strict=True
+            for bucket, works, is_idle in zip(
+                reversed(self.buckets), reversed(self._works), reversed(self._is_idle), strict=True
             ):
-                self._spend("backward", bucket.index, step, backward_s * factor)
+                self.compute.backward(bucket.index, step, works, factor)
                 if shard == mine[-1] and not is_idle:
                     bucket.untaken = 0
                     if self.layout.overlap:
@@ -316,7 +320,7 @@ class VirtualRank:
     def _clip(self) -> None:
         """Clip the gradients as a real rank does: send all buckets, then wait."""
         self.steps.send_ready(_no_settings)
-        started = self.steps.begin_clip()
+        started = self.steps.end_backward()
         if self.learner is not None:
             self._lane.submit(self.learner.clip, self)
         elif self._sizes_only is not None:

@@ -11,30 +11,28 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch.nn import Parameter
-
 from syncline.cluster import Cluster, LinkModel
+from syncline.comm.shape import by_machine
 from syncline.comm.traffic import Sent
 from syncline.comm.virtual import VirtualWorld
-from syncline.contract import Strategy
-from syncline.engine.bucket import Slot
+from syncline.contract import Strategy, World
 from syncline.engine.layout import Layout, Wishes, choose
-from syncline.engine.share import make_plan, world_of
-from syncline.errors import PeerGone, RankDied
+from syncline.engine.share import make_plan
+from syncline.errors import ConfigError, PeerGone, RankDied
 from syncline.faults import Conditions
 from syncline.perf.pace import samples_per_s_of
 from syncline.perf.recorder import Recorder
 from syncline.perf.trace import Trace
 from syncline.result import CurvePoint, RunResult
+from syncline.sim.activations import works_of
+from syncline.sim.alike import are_alike
 from syncline.sim.input import Loading
 from syncline.sim.learn import Learning, RankLearner
 from syncline.sim.memory import RankMemory, memory_of
 from syncline.sim.rank import VirtualRank
 from syncline.sim.setting import Setting
-from syncline.sim.sizes_only import WithoutNumbers
+from syncline.sim.sizes_only import WithoutNumbers, meta_parameters, slots_of
 from syncline.sim.traced import trace_of
-from syncline.sizes import Size
 from syncline.strategies import make_strategy
 from syncline.virtual.clock import Clock
 from syncline.virtual.fast_link import FastLinks
@@ -74,6 +72,8 @@ class Outcome(RunResult):
     curve: tuple[CurvePoint, ...] = ()
     """What evaluations found, the last one at the end of the run."""
     autograd_s: float = 0.0
+    choice: tuple[str, ...] = ()
+    """What settings that are "auto" became, and the reasons, in lines."""
 
     @property
     def speed_up(self) -> float:
@@ -117,9 +117,16 @@ def simulate(
     On each rank `workers` processes, or one thread, load up to `prefetch` batches ahead of use.
     """
     make = strategy if callable(strategy) else functools.partial(make_strategy, strategy)
-    strategies = [make() for _ in range(cluster.ranks)]
+    first = make()
     conditions = conditions or Conditions()
     conditions.check(cluster.ranks, cluster.machines)
+    machines = by_machine(range(cluster.ranks), cluster.ranks_per_machine)
+    workers_of_run = len(first.settings.workers(machines))
+    shards = shards or workers_of_run
+    sizes = workload.sizes()
+    by_number = sorted(sizes, key=lambda size: size.number)
+    plan = make_plan(first, World(machines), by_number, shards)
+    is_recorded = learning is not None or traces or keeps_messages
     clock = Clock()
     world = VirtualWorld(
         clock,
@@ -127,12 +134,15 @@ def simulate(
         learns=learning is not None,
         algorithm=algorithm,
         has_fast_links=links == "fast",
+        one_for_all=not is_recorded and are_alike(first, plan, conditions),
     )
-    own = strategies[0].settings
-    shards = shards or own.num_workers(cluster.ranks)
-    sizes = workload.sizes()
-    by_number = sorted(sizes, key=lambda size: size.number)
-    plan = make_plan(strategies[0], world_of(world.communicator(0)), by_number, shards)
+    if plan.split is not None and learning is not None:
+        raise ConfigError(
+            "--learn",
+            f"got it with layers split over groups of {plan.split.size} ranks",
+            "the arithmetic of a virtual rank is done a whole shard at a time, without exchanges",
+            "Leave it away, or use as many groups as ranks.",
+        )
     total_bytes = sum(size.size_bytes for size in sizes)
     overlap, bucket_bytes = choose(total_bytes, plan, Wishes(overlap, bucket_bytes))
     setting = Setting(
@@ -142,12 +152,14 @@ def simulate(
         backward_s=plan.times_for(
             lambda: tuple((layer.name, layer.backward_s) for layer in workload.layers)
         ),
+        split_works=works_of(plan, sizes, workload.activations()),
         steps=steps,
         overlap=overlap,
         bucket_bytes=bucket_bytes,
         cores=cluster.cores or cluster.ranks_per_machine,
+        update_bytes_per_s=workload.update_bytes_per_s(cluster.update_bytes_per_s),
         loading=Loading(
-            input_s=workload.input_s * own.num_workers(cluster.ranks) / shards,
+            input_s=workload.shard_input_s(shards / workers_of_run),
             workers=workers,
             prefetch=prefetch,
         ),
@@ -161,20 +173,20 @@ def simulate(
     )
     for change in conditions.link_changes:
         rate = cluster.network.rate_bytes_per_s * change.factor
-        for way in ("out", "in"):
+        for way in world.ways:
             clock.at(change.time_s, world.links.set_rate, (way, change.machine), rate)
     started = time.perf_counter()
     ranks = []
-    parameters = [] if learning is not None else _meta_parameters(by_number)
-    for number, chosen in enumerate(strategies):
+    parameters = [] if learning is not None else meta_parameters(by_number)
+    for number in range(1 if world.one_for_all else cluster.ranks):
         rank = VirtualRank(
             world,
             number,
-            chosen,
+            make() if number else first,
             setting,
             learning.slots()
             if learning is not None
-            else [Slot(s.name, p, s.number) for s, p in zip(by_number, parameters, strict=True)],
+            else slots_of(by_number, parameters, plan, number),
             RankLearner(learning) if learning is not None else None,
             Recorder(number, now=lambda: clock.now_s) if traces else None,
         )
@@ -195,7 +207,8 @@ def simulate(
                 f"rank {error.rank} is gone{how}, and the others cannot go on: it held strips.",
             ) from None
     wall_s = time.perf_counter() - started
-    memory = [memory_of(rank, workload, state_copies) for rank in ranks]
+    memory = [one for rank in ranks for one in memory_of(rank, workload, state_copies)]
+    ranks *= cluster.ranks if world.one_for_all else 1
     return _outcome(world, workload, shards, setting, ranks, wall_s, learning, memory)
 
 
@@ -218,16 +231,6 @@ def _quiet_collector(*, learns: bool) -> Iterator[None]:
             gc.enable()
 
 
-def _meta_parameters(sizes: Sequence[Size]) -> list[Parameter]:
-    """Return parameters on the meta device, which all ranks may share."""
-    found = []
-    for size in sizes:
-        dtype: torch.dtype = getattr(torch, size.dtype)
-        memory = torch.empty(size.num_elements, dtype=dtype, device="meta")
-        found.append(Parameter(memory, requires_grad=False))
-    return found
-
-
 def _outcome(
     world: VirtualWorld,
     workload: Workload,
@@ -247,7 +250,9 @@ def _outcome(
     gaps = [
         end - start for rank in ranks for start, end in itertools.pairwise(rank.step_ends_s)
     ] or [rank.step_ends_s[0] - rank.began_s for rank in ranks if rank.step_ends_s]
-    update_s = workload.size_bytes / cluster.update_bytes_per_s
+    update_s = workload.update_s
+    if update_s is None:
+        update_s = workload.size_bytes / cluster.update_bytes_per_s
     compute_s = workload.forward_s + workload.backward_s
     alone_s = setting.loading.step_alone_s(shards, compute_s, update_s, steps)
     samples = workload.samples or 1
@@ -291,14 +296,12 @@ def _outcome(
         step_s=statistics.median(gaps) if gaps else 0.0,
         samples_per_s=samples_per_s_of([rank.pace(samples) for rank in ranks]),
         alone_s=alone_s,
-        exposed_communication=sum(rank.steps.waited_s for rank in at_work) / total_s
-        if total_s
-        else 0.0,
+        exposed_communication=sum(rank.waited_s for rank in at_work) / total_s if total_s else 0.0,
         exposed_input=input_waited_s / later_s if later_s else 0.0,
         input_wait_s=input_waited_s / max(1, (steps - 1) * len(at_work)),
         layout=ranks[0].layout.to_json_dict(),
         places=ranks[0].layout,
-        sent_bytes=statistics.mean(rank.comm.traffic.step_bytes for rank in ranks) / steps,
+        sent_bytes=sum(one.traffic.step_bytes for one in world.endpoints) / cluster.ranks / steps,
         peak_memory_bytes=max(one.peak_bytes for one in memory),
         mean_peak_memory_bytes=statistics.fmean(one.peak_bytes for one in memory),
         memory_share_bytes=statistics.fmean(one.share_bytes for one in memory),
@@ -308,7 +311,7 @@ def _outcome(
         links="fast" if isinstance(world.links, FastLinks) else "exact",
         link_slack=world.links.used_slack if isinstance(world.links, FastLinks) else None,
         messages=tuple(rank.comm.traffic.log or [] for rank in ranks),
-        strategy=ranks[0].report(),
+        strategy=setting.plan.report() | ranks[0].report(),
         trace=trace_of(ranks, shards, samples) if ranks[0].recorder is not None else None,
         **found,  # type: ignore[arg-type]
     )

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from syncline.contract import Plan
+from syncline.engine.bucket import Bucket
 from syncline.faults import Conditions
+from syncline.sim.activations import SplitWork
+from syncline.sim.compute import Work
 from syncline.sim.input import Loading
 from syncline.sizes import Size
 
@@ -22,11 +25,15 @@ class Setting:
     """Forward and backward seconds of one shard, by the parameter whose use they belong to."""
     backward_s: tuple[tuple[str, float], ...]
     """Seconds of backward by layer, for rules that choose buckets by time."""
+    split_works: Mapping[int, SplitWork]
+    """What split layers exchange, by the number of their weight."""
     steps: int
     overlap: bool
     bucket_bytes: int
     cores: int
     """Cores of a machine."""
+    update_bytes_per_s: float
+    """Bytes of parameters that a rank's optimizer updates in a second."""
     loading: Loading = field(default_factory=Loading)
     num_told: int = 0
     """How many numbers workers tell ranks that only serve: settings and counters."""
@@ -39,6 +46,18 @@ class Setting:
     evaluate_every: int | None = None
     """After how many steps a run that learns is evaluated; None for once, at its end."""
     conditions: Conditions = field(default_factory=Conditions)
+
+    def works_of(self, bucket: Bucket) -> list[Work]:
+        """Return what is computed with a bucket's parameters, in order; split layers each apart."""
+        found: list[Work] = []
+        for slot in bucket.slots:
+            forward_s, backward_s = self.times_s.get(slot.number, (0.0, 0.0))
+            split = self.split_works.get(slot.number)
+            if found and split is None:
+                before_forward_s, before_backward_s, split = found.pop()
+                forward_s, backward_s = forward_s + before_forward_s, backward_s + before_backward_s
+            found.append((forward_s, backward_s, split))
+        return found
 
     def is_evaluated(self, done: int) -> bool:
         """Say whether the run is evaluated after `done` steps, before its end."""

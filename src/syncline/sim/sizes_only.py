@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from syncline.comm.base import Communicator, Partials, allocate_sums, small_sum
+from syncline.contract import Plan
 from syncline.engine.bucket import Slot
 from syncline.engine.buffers import sum_type
-from syncline.engine.clip import num_blocks
 from syncline.engine.share import Part
+from syncline.sizes import Size
 
 
 class SizesOnly:
@@ -27,7 +29,7 @@ class SizesOnly:
             self.statistics = allocate_sums(step.comm, *size, step.spread, 1.0)
         self._squares: Partials | None = None
         if clips:
-            blocks = sum(num_blocks(slot) for slot in slots)
+            blocks = sum(slot.num_blocks for slot in slots)
             self._squares = small_sum(step.comm, blocks, torch.float64)
 
     def clip(self) -> None:
@@ -83,3 +85,29 @@ def _is_alike(args: Sequence[Any]) -> bool:
         and first.shape == second.shape
         and first.dtype == second.dtype
     )
+
+
+def slots_of(
+    sizes: Sequence[Size], parameters: Sequence[Parameter], plan: Plan, rank: int
+) -> list[Slot]:
+    """Return a rank's slots; of split layers it holds some rows."""
+    split, found = plan.split, []
+    for size, parameter in zip(sizes, parameters, strict=True):
+        slot = Slot(size.name, parameter, size.number)
+        if split is not None and size.number in split.numbers:
+            slot.parameter = Parameter(parameter.view(size.rows, -1), requires_grad=False)
+            slot.shape = tuple(slot.parameter.shape)
+            parts = [split.rows(size.rows, place) for place in range(split.size)]
+            slot.keep_rows(parts, split.place_of(rank))
+        found.append(slot)
+    return found
+
+
+def meta_parameters(sizes: Sequence[Size]) -> list[Parameter]:
+    """Return parameters on the meta device, which all ranks may share."""
+    found = []
+    for size in sizes:
+        dtype: torch.dtype = getattr(torch, size.dtype)
+        memory = torch.empty(size.num_elements, dtype=dtype, device="meta")
+        found.append(Parameter(memory, requires_grad=False))
+    return found

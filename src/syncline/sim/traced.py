@@ -27,6 +27,6 @@ def trace_of(ranks: Sequence[VirtualRank], shards: int, samples: int) -> Trace:
             samples=samples,
             steps=first.setting.steps,
             sent_bytes=tuple(rank.comm.traffic.step_bytes for rank in ranks),
-            cluster=finite(msgspec.to_builtins(first.world.cluster)),
+            cluster=finite(first.world.cluster.to_dict()),
         ),
     )
