@@ -16,7 +16,7 @@ from syncline.checkpoint import digest_of
 from syncline.errors import ConfigError
 from syncline.measure.derive import derive
 from syncline.sizes import Size
-from syncline.workload import Layer, LayerTimes, Workload
+from syncline.workload import Layer, LayerTimes, Reading, Workload
 
 
 def size_of(model):
@@ -26,15 +26,29 @@ def size_of(model):
 def test_a_linear_layer_counted_by_hand():
     # Forward 2 * 8 * 3 * 5; backward the gradient of the weights alone: nothing needs the input's.
     found = derive(nn.Linear(3, 5), (3,), batch=8, flops_per_s=10.0)
-    sizes = (Size("weight", 0, 15), Size("bias", 1, 5))
-    assert found == Workload("Linear", (Layer("", 80, 24.0, 24.0),), 0.0, sizes, samples=8)
+    sizes = (Size("weight", 0, 15, rows=5), Size("bias", 1, 5, rows=5))
+    # Per sample: 2 * 3 * 5 operations; 3 numbers are read, 5 written, and the weights are apart.
+    facts = {"input_bytes": 12, "output_bytes": 20, "kind": "linear", "flops": 30.0}
+    layer = Layer("", 80, 24.0, 24.0, **facts, moved_bytes=32.0)
+    assert found == Workload(
+        *("Linear", (layer,), 0.0, sizes),
+        samples=8,
+        made_by="derived",
+        machine={"device": "core", "flops_per_s": 10.0},
+    )
 
 
 def test_a_second_linear_layer_also_passes_a_gradient_on():
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
     found = derive(model, (3,), batch=8, flops_per_s=1.0, input_s=0.5, name="two")
     assert (found.name, found.input_s) == ("two", 0.5)
-    assert found.layers == (Layer("0", 80, 240.0, 240.0), Layer("2", 48, 160.0, 320.0))
+    first = {"input_bytes": 12, "output_bytes": 20, "kind": "linear", "flops": 30.0}
+    second = {"input_bytes": 20, "output_bytes": 8, "kind": "linear", "flops": 20.0}
+    assert found.layers == (
+        Layer("0", 80, 240.0, 240.0, **first, moved_bytes=32.0 + 40.0),  # ReLU reads and writes
+        Layer("2", 48, 160.0, 320.0, **second, moved_bytes=28.0),
+    )
+    assert [size.follows for size in found.parameters] == ["", "", "0", "0"]
     assert [size.name for size in found.sizes()] == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert (found.forward_s, found.backward_s, found.size_bytes) == (400.0, 560.0, 128)
 
@@ -44,9 +58,18 @@ def test_a_convolution_counted_by_hand():
     found = derive(model, (3, 10, 10), batch=2, flops_per_s=1.0)
     first = 2 * (2 * 8 * 8) * 4 * (3 * 3 * 3)
     second = 2 * (2 * 8 * 8) * 2 * 4
+    both = {"kind": "conv"}
+    bytes_ = (
+        {"input_bytes": 1200, "output_bytes": 1024},
+        {"input_bytes": 1024, "output_bytes": 512},
+    )
+    facts = (
+        {**both, **bytes_[0], "flops": first / 2, "moved_bytes": 2224.0},
+        {**both, **bytes_[1], "flops": second / 2, "moved_bytes": 1536.0},
+    )
     assert found.layers == (
-        Layer("0", 4 * 4 * 27, first, first),
-        Layer("1", 4 * 8, second, 2 * second),
+        Layer("0", 4 * 4 * 27, first, first, **facts[0]),
+        Layer("1", 4 * 8, second, 2 * second, **facts[1]),
     )
 
 
@@ -147,7 +170,8 @@ def test_backward_takes_twice_the_time_where_it_cannot_be_run():
         def forward(self, x):
             return super().forward(x).detach()
 
-    assert derive(Blind(3, 5), (3,), 8, 1.0).layers == (Layer("", 80, 240.0, 480.0),)
+    (found,) = derive(Blind(3, 5), (3,), 8, 1.0).layers
+    assert (found.forward_s, found.backward_s) == (240.0, 480.0)
 
 
 @pytest.mark.parametrize("name", models.names())
@@ -195,15 +219,32 @@ def test_a_model_that_needs_values_is_refused_with_a_way_out():
 def test_a_workload_comes_back_from_its_file(tmp_path):
     layers = (
         Layer("a", 3, 0.1, 1e-9),
-        Layer("b", 0, 0.0, 1e300, (LayerTimes(4, 0.5, 1.0),), 128, 0, 0.05),
+        Layer("b", 0, 0.0, 1e300, (LayerTimes(4, 0.5, 1.0, 0.1),), 128, 0, 0.05, "conv", 2.5, 3.0),
     )
-    saved = Workload("x", layers, 0.25, (Size("a", 0, 3),), 1, 2, samples=8)
+    saved = Workload(
+        *("x", layers, 0.25, (Size("a", 0, 3),), 1, 2),
+        samples=8,
+        update_s=0.5,
+        update_spread=0.1,
+        reads=(Reading(8, 0.25, 0.2), Reading(4, 0.125)),
+        spread=0.03,
+        made_by="measured",
+        machine={"processor": "x", "cores": 2, "share": 0.5, "is_shared": True},
+    )
     workload.write(saved, tmp_path / "x.json")
     assert workload.read(tmp_path / "x.json") == saved
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_fields_that_both_versions_have_mean_the_same_in_both(tmp_path, version):
+    path = tmp_path / "x.json"
+    path.write_text(f'{{{HEAD.replace("1", str(version))}"samples": 8, "layers": [{ONE}}}]}}')
+    assert workload.read(path) == Workload("x", (Layer("a", 4, 1.0, 2.0),), samples=8)
+
+
 HEAD = '"format": "syncline-workload", "version": 1, "name": "x", '
+HEAD_2 = HEAD.replace("1", "2")
 ONE = '{"name": "a", "size_bytes": 4, "forward_s": 1, "backward_s": 2'
 PARAMETER = '"parameters": [{"name": "w", "number": 0, "num_elements": 1'
 
@@ -219,8 +260,8 @@ PARAMETER = '"parameters": [{"name": "w", "number": 0, "num_elements": 1'
         ('{"format": "syncline-workload"}', "it says no version"),
         ('{"format": "syncline-workload", "version": true}', "it says no version"),
         (
-            '{"format": "syncline-workload", "version": 2, "depths": 3}',
-            "its version is 2, of a newer Syncline",
+            '{"format": "syncline-workload", "version": 3, "depths": 3}',
+            "its version is 3, of a newer Syncline",
         ),
         ('{"format": "syncline-workload", "version": 1, "name": "x"}', "missing required field"),
         (f'{{{HEAD}"layers": []}}', "it has no layers"),
@@ -247,6 +288,30 @@ PARAMETER = '"parameters": [{"name": "w", "number": 0, "num_elements": 1'
         (
             f'{{{HEAD}"layers": [{ONE}}}], {PARAMETER.replace(": 0", ": 1")}}}]}}',
             "numbers do not count from 0",
+        ),
+        (f'{{{HEAD}"update_s": 1, "layers": [{ONE}}}]}}', "no field `update_s`: version 2 has it"),
+        (f'{{{HEAD}"layers": [{ONE}, "kind": "conv"}}]}}', "no field `kind`: version 2 has it"),
+        (
+            f'{{{HEAD}"layers": [{ONE}, "times": [{{"samples": 4, "spread": 1}}]}}]}}',
+            "no field `spread`: version 2 has it",
+        ),
+        (f'{{{HEAD}"layers": {{"kind": 3}}}}', "Expected `array`, got `object`"),
+        (f'{{{HEAD_2}"layers": [{ONE}, "kind": "convolution"}}]}}', "Invalid enum value"),
+        (f'{{{HEAD_2}"layers": [{ONE}, "flops": -1}}]}}', "Expected `float` >= 0"),
+        (f'{{{HEAD_2}"machine": {{"cores": null}}, "layers": [{ONE}}}]}}', "got `null`"),
+        (
+            f'{{{HEAD_2}"reads": [{{"samples": 4, "read_s": 1}}], "layers": [{ONE}}}]}}',
+            "it has reads, and does not say for how many samples its times are",
+        ),
+        (
+            f'{{{HEAD_2}"samples": 8, "reads": [{{"samples": 4, "read_s": 1}}], '
+            f'"layers": [{ONE}}}]}}',
+            "it has no read of 8 samples",
+        ),
+        (
+            f'{{{HEAD_2}"samples": 4, "reads": [{{"samples": 4, "read_s": 1}}, '
+            f'{{"samples": 4, "read_s": 2}}], "layers": [{ONE}}}]}}',
+            "it has two reads of one number of samples",
         ),
         ("[" * 100_000, "recursion"),
     ],
@@ -284,3 +349,31 @@ def test_times_between_two_batch_sizes_are_interpolated_and_no_others_are_made_u
             known.for_samples(samples)
     with pytest.raises(ValueError, match="does not say for how many samples"):
         Workload("x", (layer,)).for_samples(8)
+
+
+def test_what_was_known_of_other_batch_sizes_stays_known_and_is_written(tmp_path):
+    times = (LayerTimes(32, 20.0, 28.0, 0.3), LayerTimes(2, 4.0, 6.0))
+    layer = Layer("a", 4, 8.0, 16.0, times, spread=0.1)
+    reads = (Reading(2, 1.0), Reading(32, 4.0), Reading(8, 2.5))
+    known = Workload("x", (layer,), samples=8, reads=reads)
+    for samples, forward_s, spread, read_s in ((20, 14.0, 0.2, 3.25), (2, 4.0, None, 1.0)):
+        found = known.for_samples(samples)
+        assert (found.layers[0].forward_s, found.layers[0].spread) == (forward_s, spread)
+        assert found.read_of(found.samples) == read_s
+        assert found.shard_input_s(shards=3) == read_s  # of one shard, however many a rank has
+        workload.write(found, tmp_path / "x.json")
+        again = workload.read(tmp_path / "x.json")
+        assert again == found
+        assert again.for_samples(8).forward_s == 8.0
+    short = Workload("x", (layer,), samples=8, reads=reads[1:])
+    with pytest.raises(ValueError, match="it has reads of 8, 32 samples"):
+        short.for_samples(4)
+    assert Workload("x", (layer,), 6.0, samples=8).shard_input_s(shards=3) == 2.0
+
+
+def test_the_rate_of_updates_follows_from_the_seconds_of_an_update():
+    sizes = (Size("w", 0, 100), Size("unused", 1, 900, is_used=False))
+    found = Workload("x", (Layer("a", 4000, 1.0, 2.0),), parameters=sizes, update_s=0.5)
+    assert found.update_bytes_per_s(otherwise=7.0) == 800.0
+    assert Workload("x", found.layers, update_s=0.0).update_bytes_per_s(7.0) == float("inf")
+    assert Workload("x", found.layers).update_bytes_per_s(otherwise=7.0) == 7.0
