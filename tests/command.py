@@ -1,14 +1,19 @@
 """`syncline ARGUMENTS` as a user types it, in a process that need not load Python and torch first.
 
 The process is a fork of the test's: it gets its own streams, folder, environment and signal
-handlers, and runs the command line's `main`. It answers to what `subprocess.Popen` does, and it
-ends with the test's process, should that be killed.
+handlers, and runs the command line's `main`, or a user's script (`start_script`). It answers to
+what `subprocess.Popen` does, and it ends with the test's process, should that be killed.
+With `fork_scripts` the ranks of `syncline run` and `syncline verify` are forks as well.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
+import gc
 import logging
 import os
+import runpy
 import select
 import signal
 import subprocess
@@ -16,12 +21,19 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
+# What a script would load by and by is loaded before the fork.
+import torch._dynamo  # noqa: F401
+
+import syncline.cli.run
+import syncline.cli.verify
 from syncline.cli.main import main
 from syncline.launch.forked import dying_with_parent
+from syncline.launch.local import launch
+from syncline.launch.outcome import Outcome
 
 
 class Started:
@@ -34,10 +46,11 @@ class Started:
         env: Mapping[str, str] | None = None,
         traced: bool = True,
         first: Callable[[], None] | None = None,
+        program: Callable[[], object] = main,
     ) -> None:
         """Lines are not counted unless `traced`, which saves a quarter of the time.
 
-        `first` is called before the command line.
+        `first` is called before the program.
         """
         self.returncode: int | None = None
         self._files = _file("stdout"), _file("stderr")
@@ -47,11 +60,12 @@ class Started:
         self.pid = os.fork()
         if self.pid == 0:
             try:
+                gc.freeze()  # a collection would write to every object, and so copy its page
                 die_with_parent()
                 _prepare(self._files, cwd, os.environ if env is None else env, traced)
                 if first is not None:
                     first()
-                _run(arguments)
+                _run(program, arguments)
             finally:
                 os._exit(70)
         self._end = os.pidfd_open(self.pid)
@@ -92,6 +106,65 @@ class Started:
         self.wait()
 
 
+def start_script(
+    script: Path, *arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> Started:
+    """Start `python SCRIPT ARGUMENTS`, as one rank or without a launcher."""
+
+    def run() -> None:
+        run_script(str(script), *arguments)
+
+    return Started(cwd=cwd, env=env, traced=False, program=run)
+
+
+def run_script(script: str, *arguments: str) -> NoReturn:
+    """Do what `python SCRIPT ARGUMENTS` does, from its first line to its last exit handler."""
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    sys.excepthook = sys.__excepthook__
+    atexit._clear()  # those of the test's process
+    status: object = 0
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as ended:
+        status = ended.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        status = 1
+    atexit._run_exitfuncs()
+    sys.exit(status)  # type: ignore[arg-type]
+
+
+def run_forked(program: str) -> str:
+    """Run a Python program in a fork of this process, which has torch loaded, without a tracer."""
+
+    def run() -> None:
+        exec(program, {"__name__": "__main__"})
+
+    started = Started(traced=False, program=run)
+    out, said = started.communicate(200)
+    assert started.returncode == 0, said
+    return out
+
+
+def fork_scripts() -> None:
+    """Let `syncline run` and `syncline verify` fork the ranks of a script. For `first`.
+
+    That ranks are started as programs is tested in tests/launch and tests/cli/test_cli_run.py.
+    """
+
+    def launch_forked(
+        work: Sequence[str] | Callable[[], object], ranks: int, **settings: Any
+    ) -> Outcome:
+        if not callable(work):
+            _, script, *arguments = work
+            work = functools.partial(run_script, script, *arguments)
+        return launch(work, ranks, **settings)
+
+    for module in (syncline.cli.run, syncline.cli.verify):
+        module.launch = launch_forked  # type: ignore[attr-defined]
+
+
 def _file(name: str) -> IO[bytes]:
     return os.fdopen(os.memfd_create(name), "w+b")
 
@@ -126,11 +199,11 @@ def _prepare(
         threading.settrace(None)  # type: ignore[arg-type]
 
 
-def _run(arguments: tuple[str, ...]) -> NoReturn:
+def _run(program: Callable[[], object], arguments: tuple[str, ...]) -> NoReturn:
     sys.argv = ["syncline", *arguments]
     status: object = 0
     try:
-        main()
+        program()
     except SystemExit as ended:
         status = ended.code
     except BaseException:

@@ -14,6 +14,12 @@ from syncline import session
 # Threads of OpenMP do not survive the fork that starts ranks, and bits depend on their number.
 torch.set_num_threads(1)
 
+# Without a GPU torch keeps the seed for each kind of GPU, with the formatted stack of who set it:
+# milliseconds a call, as stacks of tests are deep and a fork reads all their files again.
+if not torch.accelerator.is_available():
+    for kind in (torch.cuda, torch.xpu, torch.mtia):
+        kind.manual_seed_all = lambda seed: None
+
 # How long an example takes depends on what else the machine does; pytest's own limit is enough.
 hypothesis.settings.register_profile("here", deadline=None)
 hypothesis.settings.register_profile("long", deadline=None)  # see engine/test_random_loops.py

@@ -8,6 +8,7 @@ has torch loaded takes milliseconds; starting a fresh one takes seconds.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import secrets
@@ -25,6 +26,16 @@ import torch
 # What a rank would load by and by is loaded before the fork: once, not in every rank.
 import torch._dynamo
 import torch.distributed.rendezvous
+import torch.profiler._cupti_monitor
+
+import syncline.api
+import syncline.replica
+import syncline.verify.recording  # noqa: F401
+from syncline.strategies import STRATEGIES, make_strategy
+
+for _name in STRATEGIES:
+    make_strategy(_name)
+"".encode("idna")  # by the store
 
 HANGS_S = 40.0
 """A rank that runs this long says where it is, for whoever reads the log."""
@@ -59,6 +70,7 @@ def environment(
 
 def _child(work: Callable[[], Any], env: dict[str, str], out: int) -> None:
     status = 1
+    gc.freeze()  # a collection would write to every object, and so copy its page
     try:
         os.environ.update(env)
         faulthandler.dump_traceback_later(HANGS_S, file=sys.__stderr__)

@@ -375,8 +375,9 @@ def test_a_rank_that_is_new_begins_with_nothing_of_anothers(tmp_path):
 
 def test_samples_a_second_are_those_of_all_ranks(tmp_path):
     sets = ["strategy.name=gossip", "strategy.shards=", "data.batch=48", "run.steps=24"]
+    # So slow that two of them add little: on a loaded machine rank 0's own rate varies as well.
     slow = "faults=[" + ",".join(
-        f'{{rank={rank}, step=0, kind="slow", factor=10, steps=24}}' for rank in (1, 2)
+        f'{{rank={rank}, step=0, kind="slow", factor=30, steps=24}}' for rank in (1, 2)
     )
     found = train_forked(DIGITS, tmp_path / "run", *sets, slow + "]", ranks=3)
     if_all_were_as_fast = 48 / found["step_s"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import signal
+import secrets
 import subprocess
 import sys
 import time
@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from command import Started, fork_scripts, start_script
+from ranks import environment, free_port
 from worlds import untraced
 
 ROOT = Path(__file__).parent.parent
@@ -30,6 +32,18 @@ def run(*command):
     return done.stdout
 
 
+def start_run(ranks, *script):
+    """Start `syncline run` on a script, with ranks that need not load torch again."""
+    command = ("run", "--ranks", str(ranks), *script)
+    return Started(*command, cwd=ROOT, env=untraced("RANK"), traced=False, first=fork_scripts)
+
+
+def output(started):
+    out, err = started.communicate(100)
+    assert started.returncode == 0, err
+    return out
+
+
 def accuracy(text, ranks):
     (found,) = re.findall(rf"{ranks} ranks, accuracy (\d\.\d+)", text)
     return float(found)
@@ -41,8 +55,7 @@ def test_the_plain_loop_runs_alone():
 
 def test_the_plain_loop_runs_under_torchrun_and_syncline_run_with_one_result():
     torchrun = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", SCRIPT]
-    syncline = [str(BIN / "syncline"), "run", "--ranks", "2", SCRIPT]
-    one, other = accuracy(run(*torchrun), 2), accuracy(run(*syncline), 2)
+    one, other = accuracy(run(*torchrun), 2), accuracy(output(start_run(2, SCRIPT)), 2)
     assert one == other > 0.9
 
 
@@ -60,27 +73,28 @@ def weights(text, ranks):
 
 
 def own(ranks, *more):
-    return weights(run(str(BIN / "syncline"), "run", "--ranks", str(ranks), OWN, *more), ranks)
+    """Run the script as `syncline run` would, and return the hash of its weights."""
+    job = secrets.token_hex(4), free_port(), secrets.token_hex(16)
+    started = [
+        start_script(Path(OWN), *more, cwd=ROOT, env=os.environ | environment(rank, ranks, 1, *job))
+        for rank in range(ranks)
+    ]
+    return weights("".join(output(process) for process in started), ranks)
 
 
-@pytest.mark.timeout(300)
 def test_the_own_loop_has_one_hash_on_any_number_of_ranks():
-    alone = weights(run(sys.executable, OWN), 1)
-    assert {ranks: own(ranks) for ranks in (2, 3, 4, 8)} == dict.fromkeys((2, 3, 4, 8), alone)
+    alone = weights(output(start_script(Path(OWN), cwd=ROOT, env=untraced("RANK"))), 1)
+    two = weights(output(start_run(2, OWN)), 2)
+    assert [two, *(own(ranks) for ranks in (3, 4, 8))] == [alone] * 4
 
 
-@pytest.mark.timeout(300)
 def test_the_own_loop_killed_goes_on_elsewhere_to_the_unbroken_hash(tmp_path):
     saved = tmp_path / "saved.pt"
-    command = [str(BIN / "syncline"), "run", "--ranks", "2", OWN, str(saved)]
-    started = subprocess.Popen(
-        command, env=untraced("RANK"), cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE
-    )
+    started = start_run(2, OWN, str(saved))
     while not saved.exists():
-        assert started.poll() is None, started.stderr.read()
+        assert started.poll() is None, started.communicate()
         time.sleep(0.01)
-    os.killpg(started.pid, signal.SIGKILL)
-    started.communicate()
+    started.kill()
     place = torch.load(saved, weights_only=True)["loader"]
     assert place["epoch"] < 4  # not after the end
-    assert own(3, str(saved)) == weights(run(sys.executable, OWN), 1)
+    assert own(3, str(saved)) == own(1)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from syncline.errors import CannotWrite
-from syncline.files import explained, make_folder, write_atomically
+from syncline.errors import CannotWrite, ConfigError
+from syncline.files import check_can_be_written, explained, make_folder, write_atomically
 
 
 @pytest.fixture
@@ -42,6 +42,13 @@ def test_folders_that_are_created_are_synced_into_those_above(tmp_path, history)
     assert history == [("sync", tmp_path / "a"), ("sync", tmp_path)]
     make_folder(tmp_path / "a" / "b")
     assert len(history) == 2
+
+
+def test_a_file_may_go_into_a_folder_that_the_run_makes(tmp_path):
+    path = tmp_path / "run" / "run.trace"
+    check_can_be_written("--trace", path, made=tmp_path / "run")
+    with pytest.raises(ConfigError, match="there is no folder"):
+        check_can_be_written("--trace", path, made=tmp_path / "other")
 
 
 def test_a_file_that_cannot_be_written_is_one_line_with_the_way_out(tmp_path):

@@ -15,8 +15,6 @@ import secrets
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import textwrap
 import threading
@@ -26,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from command import Started
+from command import Started, fork_scripts, start_script
 from training import MLP_ON_DIGITS, ranks_of
 from worlds import untraced
 
@@ -182,6 +180,26 @@ with_sets("--resume without saying which run", more=("--resume",))
 with_sets(
     "Fashion-MNIST in a folder that does not hold it", "data.name=fashion-mnist", "data.path=."
 )
+
+
+def import_of(what: str, text: str, *options: str) -> None:
+    """Add a case: a file that is imported as a workload."""
+
+    def work(trial: Trial) -> str:
+        (trial.folder / "layers").write_text(text)
+        return trial.run("measure", "import", "layers", "--out", "x.json", *options)
+
+    CASES[what] = work
+
+
+TABLE = "Id Name Forward Backward Comm Size\n0 conv1 5120.5 9870.2 310 139776\n"
+
+import_of("an imported table with a damaged number", TABLE.replace("9870.2", "98x"))
+import_of("an imported table without sizes", TABLE.replace("Size", "Bytes"))
+import_of("an imported log that was cut short", "112] [0, 94, 5.5, 4]\n112] [1, 64, 5.")
+import_of("an imported trace that was cut short", '{"traceEvents": [\n{"ph": "X", "na')
+import_of("an imported file of no known format", "name,forward\n")
+import_of("a unit for a format that has its own", '{"traceEvents": []}', "--unit", "ms")
 
 
 @case("a job file that is not there")
@@ -436,13 +454,13 @@ def _(trial: Trial) -> str:
 @case("verify a script that takes no step")
 def _(trial: Trial) -> str:
     (trial.folder / "script.py").write_text("import syncline; syncline.init()\n")
-    return trial.run("verify", "script.py", "--ranks", "1")
+    return trial.run("verify", "script.py", "--ranks", "1", first=fork_scripts)
 
 
 @case("verify a script that fails")
 def _(trial: Trial) -> str:
     (trial.folder / "script.py").write_text("import syncline; syncline.init(); 1 / 0\n")
-    return trial.run("verify", "script.py", "--ranks", "1")
+    return trial.run("verify", "script.py", "--ranks", "1", first=fork_scripts)
 
 
 def simulate_with(trial: Trial, text: str, *sets: str) -> str:
@@ -463,7 +481,12 @@ def _(trial: Trial) -> str:
 
 @case("a workload file of a newer version")
 def _(trial: Trial) -> str:
-    return simulate_with(trial, WORKLOAD.replace("1,", "2,", 1) + "}")
+    return simulate_with(trial, WORKLOAD.replace("1,", "3,", 1) + "}")
+
+
+@case("a workload file with a field that its version does not have")
+def _(trial: Trial) -> str:
+    return simulate_with(trial, WORKLOAD + ', "samples": 16, "update_s": 0.1}')
 
 
 @case("a workload file for shards of another size")
@@ -476,10 +499,87 @@ def _(trial: Trial) -> str:
     return simulate_with(trial, WORKLOAD + ', "samples": 16}', "cluster.flops_per_s=1e12")
 
 
+@case("a device beside a workload file")
+def _(trial: Trial) -> str:
+    return simulate_with(trial, WORKLOAD + ', "samples": 16}', "cluster.device=v100")
+
+
+@case("a rate of operations beside a device")
+def _(trial: Trial) -> str:
+    sets = ("--set", "cluster.device=v100", "--set", "cluster.flops_per_s=1e12")
+    return trial.run("simulate", "job.toml", *sets)
+
+
+@case("an unknown device")
+def _(trial: Trial) -> str:
+    return trial.run("simulate", "job.toml", "--set", "cluster.device=v1000")
+
+
+@case("measuring with numbers of samples that are none")
+def _(trial: Trial) -> str:
+    return trial.run("measure", "layers", "job.toml", "--samples", "1,2,all")
+
+
+@case("measuring with more samples than there are")
+def _(trial: Trial) -> str:
+    return trial.run("measure", "layers", "job.toml", "--samples", "4096")
+
+
 @case("learning with the workload file of another model")
 def _(trial: Trial) -> str:
     (trial.folder / "net.json").write_text(WORKLOAD + ', "samples": 16}')
     return trial.run("simulate", "job.toml", "--workload", "net.json", "--learn")
+
+
+@case("explaining a file that is no trace")
+def _(trial: Trial) -> str:
+    return trial.run("explain", "job.toml")
+
+
+@case("explaining a run folder without a trace")
+def _(trial: Trial) -> str:
+    (trial.folder / "run").mkdir()
+    return trial.run("explain", "run")
+
+
+@case("explaining a trace of lanes that do two things at once")
+def _(trial: Trial) -> str:
+    head = '{"format":"syncline-trace","version":2}\n'
+    tasks = [f'[0,{at},"compute","forward",0,0,{at}.0,5.0]\n' for at in range(2)]
+    (trial.folder / "run.trace").write_text(head + "".join(tasks))
+    return trial.run("explain", "run.trace")
+
+
+@case("a cluster that is no preset")
+def _(trial: Trial) -> str:
+    return trial.run("simulate", "job.toml", "--cluster", "k80-10gb")
+
+
+@case("this machine as a cluster, before it was measured")
+def _(trial: Trial) -> str:
+    return trial.run("simulate", "job.toml", "--cluster", "this-machine")
+
+
+def simulate_on(trial: Trial, text: str) -> str:
+    """Simulate the job on a cluster file with these facts."""
+    head = 'format = "syncline-cluster"\nversion = 1\n[network]\n'
+    (trial.folder / "mine.toml").write_text(head + text)
+    return trial.run("simulate", "job.toml", "--cluster", "mine.toml")
+
+
+@case("a misspelt fact in a cluster file")
+def _(trial: Trial) -> str:
+    return simulate_on(trial, "rate_byte_per_s = 1e9")
+
+
+@case("a cluster file with a link faster than its nominal rate")
+def _(trial: Trial) -> str:
+    return simulate_on(trial, "rate_bytes_per_s = 2e9\nnominal_bytes_per_s = 1.25e9")
+
+
+@case("the links of a rank alone")
+def _(trial: Trial) -> str:
+    return trial.run("measure", "links", "--ranks", "1")
 
 
 @case("a script that is not there")
@@ -536,25 +636,23 @@ def _(trial: Trial) -> str:
     return trial.run("train", "job.toml", env=place | {"MASTER_PORT": "29500"})
 
 
-def start_script(trial: Trial, text: str, ranks: int, keys: list[str]) -> str:
+def run_script(trial: Trial, text: str, ranks: int, keys: list[str]) -> str:
     """Start a script on ranks by hand, as a launcher would, with a key for each."""
     (trial.folder / "script.py").write_text(text)
     job = secrets.token_hex(4)
     started = [
-        subprocess.Popen(
-            [sys.executable, "script.py"],
+        start_script(
+            trial.folder / "script.py",
             cwd=trial.folder,
             env=clean_environment()
             | {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
             | {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"}
             | {"SYNCLINE_JOB": job, "SYNCLINE_KEY": keys[rank]},
-            stderr=subprocess.PIPE,
-            text=True,
         )
         for rank in range(ranks)
     ]
-    texts = [process.communicate(timeout=60)[1] for process in started]
-    return trial.said("".join(texts), max(process.returncode for process in started))
+    texts = [process.communicate()[1] for process in started]
+    return trial.said("".join(texts), max(process.wait() for process in started))
 
 
 SAY_IT = """
@@ -572,18 +670,15 @@ except syncline.SynclineError as error:
 
 @case("a rank with the wrong key")
 def _(trial: Trial) -> str:
-    return start_script(trial, SAY_IT.format(body="pass"), 2, ["aa" * 16, "bb" * 16])
+    return run_script(trial, SAY_IT.format(body="pass"), 2, ["aa" * 16, "bb" * 16])
 
 
 def alone_says(trial: Trial, body: str) -> str:
     """Run a script on one rank without a launcher."""
     (trial.folder / "script.py").write_text(SAY_IT.format(body=body))
-    environ = clean_environment()
-    command = [sys.executable, "script.py"]
-    done = subprocess.run(
-        command, cwd=trial.folder, env=environ, capture_output=True, text=True, timeout=60
-    )
-    return trial.said(done.stderr, done.returncode)
+    script = trial.folder / "script.py"
+    started = start_script(script, cwd=trial.folder, env=clean_environment())
+    return trial.said(started.communicate()[1], started.wait())
 
 
 @case("a model on a device")
@@ -602,7 +697,7 @@ def _(trial: Trial) -> str:
 def _(trial: Trial) -> str:
     body = "syncline.session.current_session().comm.allocate(10**12, __import__('torch').float32)"
     body += " if rank == 0 else syncline.session.current_session().comm.barrier()"
-    return start_script(trial, SAY_IT.format(body=body), 2, ["aa" * 16] * 2)
+    return run_script(trial, SAY_IT.format(body=body), 2, ["aa" * 16] * 2)
 
 
 OWN_LOOP = """
@@ -634,7 +729,7 @@ def own_loop(trial: Trial, distribute: str = "", between: str = "pass", after: s
     """Run a loop of three steps on two ranks, with lines of the case's own in the second step."""
     start = distribute or "syncline.distribute(model, optimizer)"
     text = OWN_LOOP.format(distribute=start, between=between, after=after)
-    return start_script(trial, text, 2, ["aa" * 16] * 2)
+    return run_script(trial, text, 2, ["aa" * 16] * 2)
 
 
 @case("distribute() twice")
@@ -695,7 +790,7 @@ def loop_alone(what: str, body: str, settings: str = "") -> None:
         f"{LOOP_ALONE}syncline.distribute(model, optimizer{settings})\n" if settings else LOOP_ALONE
     )
     text = SAY_IT.format(body=textwrap.indent(start + body, "    ").strip())
-    CASES[what] = lambda trial: start_script(trial, text, 1, ["aa" * 16])
+    CASES[what] = lambda trial: run_script(trial, text, 1, ["aa" * 16])
 
 
 loop_alone("model and optimizer in the wrong order", "syncline.distribute(optimizer, model)")
@@ -787,7 +882,7 @@ LOOP_OVER_SHARDS = [
 def after_a_loop(what: str, *lines: str) -> None:
     """Add a case: lines behind a small loop of a script, on one rank."""
     text = SAY_IT.format(body="\n    ".join([*LOOP_OVER_SHARDS, *lines]))
-    case(what)(lambda trial: start_script(trial, text, 1, ["aa" * 16]))
+    case(what)(lambda trial: run_script(trial, text, 1, ["aa" * 16]))
 
 
 after_a_loop(

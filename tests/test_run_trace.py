@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from comm.test_every_communicator import in_world
 from ranks import run_ranks
 from syncline.config import read_job
+from syncline.perf.breakdown import break_down
+from syncline.perf.graph import compile_trace, retime
 from syncline.perf.trace import Trace
 from syncline.run_trace import _compare
 from syncline.strategies import STRATEGIES, make_strategy
@@ -43,6 +45,21 @@ def job_file(tmp_path_factory):
     return path
 
 
+def check_measured(trace):
+    """Check that a real run can be timed again, and that the parts of its steps add up."""
+    graph = compile_trace(trace)
+    timing = retime(graph)
+    ends_s = [task.end_s for task in trace.tasks if task.lane == "compute"]
+    assert timing.run_s == pytest.approx(max(ends_s) - timing.times_s[0], rel=0.01)
+    for at, task in enumerate(trace.tasks):
+        assert abs(timing.times_s[graph.ends[at]] - task.end_s) <= 0.01 * timing.run_s
+    breakdown = break_down(timing)
+    assert breakdown.parts_s["forward"] > 0
+    assert breakdown.parts_s["whole"] > 0
+    for one in breakdown.steps:
+        assert one.sum_s == pytest.approx(one.step_s, rel=0.01)
+
+
 def trace_of(job_file, folder, *sets, ranks=2):
     path = folder / "run.trace.gz"
     train_forked(job_file, folder / "run", *sets, ranks=ranks, trace=path)
@@ -61,12 +78,14 @@ def test_a_trace_is_a_graph_on_one_clock(job_file, tmp_path, strategy):
         sets.append("strategy.overlap=true")
     trace = trace_of(job_file, tmp_path, *sets, ranks=3)
     check_trace(trace)
+    check_measured(trace)
     assert trace.header.clocks.error_s <= 20e-6
     calls = strategy in ("elastic", "server")  # gossip reads its partner's memory
     meets = strategy not in ("elastic", "server", "gossip")
     assert {len(ranks) for ranks in members(trace).values()} == ({3} if meets else set())
     assert bool(served_calls(trace)) == calls
     kinds = {task.kind for task in trace.tasks}
+    assert {"whole", "report"} <= kinds
     assert {"input", "forward", "backward", "reduce", "gather", "evaluate", "checkpoint"} <= kinds
     header = trace.header
     assert header.strategy == strategy

@@ -9,6 +9,8 @@ KINDS = {
     "work",
     "wait",
     "latency",
+    "messages",
+    "inside",
     "wire",
     "sum",
     "copy",

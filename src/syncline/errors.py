@@ -5,6 +5,7 @@ SynclineError
   CheckpointError    a checkpoint is damaged or belongs to another job; it is not changed
   UsageError         the training loop does something that cannot be right on many ranks
   CannotWrite        a file of the run cannot be written; what was written before stays
+  MeasureError       what was measured cannot be right
   RunStopped         the run ends before its last step, on purpose; ranks leave in good order
   CommError          a message did not get through
     KeyRefused       the other end of a connection does not hold the job's key
@@ -55,6 +56,10 @@ class UsageError(SynclineError):
 
 class CannotWrite(SynclineError):
     """A file of the run cannot be written. What was written before stays."""
+
+
+class MeasureError(SynclineError):
+    """What was measured cannot be right, so nothing was written."""
 
 
 class RunStopped(SynclineError):

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
+from syncline.comm.group_numbers import in_ranges
 from syncline.errors import ConfigError
 from syncline.seeds import seed_for
 
@@ -129,13 +131,13 @@ class Conditions(_Data, frozen=True, kw_only=True):
         ranks: int,
         machines: int,
         table: str = "cluster.faults",
-        workers: int | None = None,
+        workers: Sequence[int] | None = None,
     ) -> None:
         """Refuse what cannot happen in a world of this size. `table` is where the faults are.
 
-        The first `workers` ranks take steps, all of them if None.
+        `workers` are the ranks that take steps, None for all.
         """
-        workers = ranks if workers is None else workers
+        workers = range(ranks) if workers is None else workers
         for number, fault in enumerate(self.faults):
             key = f"{table}[{number}]"
             if fault.rank != ANY_RANK:
@@ -174,13 +176,13 @@ def _check_number(key: str, number: int, count: int, what: str) -> None:
         )
 
 
-def _check_works(key: str, rank: int, workers: int) -> None:
-    if rank >= workers:
+def _check_works(key: str, rank: int, workers: Sequence[int]) -> None:
+    if rank not in workers:
         raise ConfigError(
             key,
             f"got rank {rank}",
             "it only serves and takes no steps, by which faults are counted",
-            f"Use 0 to {workers - 1}." if workers > 1 else "Use 0.",
+            f"Use {in_ranges(workers).replace('-', ' to ')}.",
         )
 
 

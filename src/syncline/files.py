@@ -77,9 +77,13 @@ def explained(path: Path) -> Iterator[None]:
         raise CannotWrite(f"{path}: {why_not_written(error)}") from error
 
 
-def check_can_be_written(key: str, path: Path) -> None:
-    """Refuse, before a run starts, a path that could not be written at its end."""
-    if not path.parent.is_dir():
+def check_can_be_written(key: str, path: Path, made: Path | None = None) -> None:
+    """Refuse, before a run starts, a path that could not be written at its end.
+
+    `made` is a folder that the run creates, if it is not there yet.
+    """
+    is_made = made is not None and path.parent.absolute() == made.absolute()
+    if not (path.parent.is_dir() or is_made):
         rule, fix = "a file is written into a folder that is there", "Create it, or name another."
         raise ConfigError(key, f"there is no folder {path.parent}", rule, fix)
     if path.is_dir():

@@ -18,7 +18,7 @@ class InjectedFaults:
         """Refuse faults of ranks that do not exist, and faults after which no rank computes."""
         self._conditions = Conditions(faults=job.faults, seed=job.run.seed)
         self._rank = world.rank
-        workers = job.strategy.own.num_workers(world.size)
+        workers = job.strategy.own.workers(world.machines)
         self._conditions.check(world.size, world.num_machines or 1, "faults", workers)
 
     def begin_step(self, step: int) -> None:

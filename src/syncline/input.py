@@ -47,6 +47,8 @@ class Input:
         self.steps_waited_s = 0.0
         """Of all steps that have ended but the first, which includes set-up."""
         self._before_s = 0.0
+        self.on_wait: Callable[[float, float], None] = lambda started_s, ended_s: None
+        """Called when a batch was waited for, with the two moments of `time.perf_counter`."""
         self._prefetch = job.data.prefetch
         self._processes: list[LoaderProcess] = []
         self._thread: ThreadPoolExecutor | None = None
@@ -54,7 +56,7 @@ class Input:
         self._pending: deque[tuple[Place, Callable[[], Batch]]] = deque()
         dataset = None if is_own(job.data.name) else load_data(job)
         try:
-            if world.rank < job.strategy.own.num_workers(world.size):
+            if world.rank in job.strategy.own.workers(world.machines):
                 self._start_readers(job, dataset)
             self.data = dataset or load_data(job)
             self.order = Order(job, self.data)
@@ -123,7 +125,9 @@ class Input:
         place, finish = self._pending.popleft()
         assert place == (step, shard), (place, step, shard)
         batch = finish()
-        self.waited_s += time.perf_counter() - started_s
+        ended_s = time.perf_counter()
+        self.waited_s += ended_s - started_s
+        self.on_wait(started_s, ended_s)
         self.order.seed_forward(step, shard)
         return batch
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 
@@ -18,6 +20,8 @@ from benchmarks.versions import THIS, TOP_FOLDER, Version, git
 from benchmarks.worker import build_model, make_batch, make_optimizer
 from checkout import needs_git
 
+from benchmarks import worker
+from command import Started
 from worlds import untraced
 
 BY_METHOD = {arm.method: arm for arm in ARMS}
@@ -78,7 +82,18 @@ def test_counts_are_repeatable_and_count_python_calls():
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_a_step_of_syncline_executes_more_than_a_plain_loop():
+def test_a_step_of_syncline_executes_more_than_a_plain_loop(monkeypatch):
+    def fork(ranks, workload_name, arm, environment):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ranks._sockets.append(ours)
+        words = (workload_name, arm.name, str(theirs.fileno()))
+        settings = {"cwd": TOP_FOLDER, "env": environment, "traced": False}
+        with theirs:
+            # In a group of its own, which is killed at the end.
+            started = Started(*words, first=os.setpgrp, program=worker.main, **settings)
+        ranks.processes.append(started)
+
+    monkeypatch.setattr(Ranks, "_start", fork)  # they need not load torch
     mine = count("mlp", BY_METHOD["syncline"], THIS)
     plain = count("mlp", BY_METHOD["no_exchange"], THIS)
     for part in ("step", "body"):

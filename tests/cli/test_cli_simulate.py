@@ -32,6 +32,14 @@ def test_a_table_says_what_is_compared_with_what_and_the_trace_is_written(tmp_pa
     assert {task.step for task in tasks if task.kind == "reduce"} == set(range(10))
 
 
+def test_what_hybrid_chooses_is_shown():
+    sets = ("--ranks", "4", "--machines", "2", "--set", "strategy.name=hybrid")
+    choice = json.loads(simulate(*sets, "--json"))["choice"]
+    assert choice[0].startswith("hybrid, 4 groups: ")
+    assert sum("(chosen)" in line for line in choice) == 1
+    assert all(line in simulate(*sets) for line in choice)
+
+
 def test_learning_reports_loss_accuracy_and_weights():
     found = json.loads(simulate("--ranks", "8", "--learn", "--json", "--set", "run.steps=21"))
     assert (found["ranks"], found["shards"], found["steps"]) == (8, 8, 21)

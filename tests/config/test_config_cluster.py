@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from small_job import SMALL, refusal, small
-from syncline.cluster import PRESETS, cluster_of, conditions_of
+from syncline.cluster import PRESETS, Link, cluster_of, conditions_of
 from syncline.config import ClusterSettings, job_to_toml, parse_job, what_changed
 from syncline.errors import ConfigError
 from syncline.faults import Conditions, Fault, Jitter, LinkChange
@@ -63,21 +63,21 @@ def test_a_cluster_is_set_on_the_command_line():
     [
         (
             ["cluster.preset=10gbits"],
-            'cluster.preset: got "10gbits", but this is "1gbit", "10gbit", "25gbit" or "100gbit".'
+            'cluster.preset: got "10gbits", but this is the name of a preset.'
             ' Did you mean "10gbit"?',
         ),
         (
             ["cluster.preset=token-ring"],
-            'cluster.preset: got "token-ring", but this is "1gbit", "10gbit", "25gbit" or'
-            ' "100gbit". Use "1gbit", "10gbit", "25gbit" or "100gbit".',
+            'cluster.preset: got "token-ring", but this is the name of a preset.'
+            " syncline simulate --list-clusters has them.",
         ),
         (
             ["cluster.rate=3"],
             "cluster.rate: set on the command line, but no such setting exists. Settings of"
-            " cluster: preset, machines, latency_s, rate_bytes_per_s, inside_latency_s,"
+            " cluster: preset, device, machines, latency_s, rate_bytes_per_s, inside_latency_s,"
             " inside_rate_bytes_per_s, flops_per_s, update_bytes_per_s, message_s, collective_s,"
-            " cores, input_s, algorithm, links, jitter, jitter_sigma, jitter_shift, slow_ranks,"
-            " faults, link_changes.",
+            " duplex, copy_latency_s, copy_rate_bytes_per_s, cores, input_s, algorithm, links,"
+            " jitter, jitter_sigma, jitter_shift, slow_ranks, faults, link_changes.",
         ),
         (
             ["cluster.rate_byte_per_s=3"],
@@ -217,6 +217,8 @@ def test_what_a_job_says_of_its_cluster_wins_over_the_preset():
         "update_bytes_per_s": 6.0,
         "message_s": 7.0,
         "collective_s": 0.0,
+        "duplex": "half",
+        "copy_rate_bytes_per_s": 8.0,
     }
     cluster = cluster_of(ClusterSettings(**settings), 1, None)
     links = cluster.network, cluster.inside
@@ -224,6 +226,15 @@ def test_what_a_job_says_of_its_cluster_wins_over_the_preset():
     assert found == [(0.0, 2.0), (3.0, 4.0)]
     assert (cluster.flops_per_s, cluster.update_bytes_per_s) == (5.0, 6.0)
     assert (cluster.message_s, cluster.collective_s) == (7.0, 0.0)
+    assert [link.duplex for link in links] == ["half", "full"]
+    assert cluster.copies == Link(latency_s=0.0, rate_bytes_per_s=8.0)
+
+
+def test_a_latency_of_copies_alone_makes_no_device():
+    with pytest.raises(ConfigError, match=r"cluster.copy_latency_s: got 1e-05 on a cluster whose"):
+        cluster_of(ClusterSettings(copy_latency_s=1e-5), 2)
+    known = cluster_of(ClusterSettings(preset="k80-10gbe", copy_latency_s=1.0), 2).copies
+    assert known == Link(latency_s=1.0, rate_bytes_per_s=6e9)
 
 
 @pytest.mark.parametrize("machines", [4, 12, 0, -2])

@@ -80,3 +80,18 @@ def test_what_a_strategy_fixes_cannot_be_set(name):
     )
     with pytest.raises(ConfigError, match="says itself where buckets end"):
         small(strategy__name=name, strategy__bucket_bytes="4096").resolved(2)
+
+
+def test_split_layers_need_equally_many_shards_on_all_ranks():
+    sets = ("strategy.name=hybrid", "strategy.shards=8", "strategy.hybrid.groups=1")
+    assert refusal(SMALL, *sets, ranks=3) == (
+        "strategy.shards: got 8 with 3 ranks and split layers, but the ranks of a group compute "
+        "on their samples together, so all ranks have equally many shards. Use a multiple of 3."
+    )
+    for rest in ("strategy.hybrid.groups=3", "strategy.hybrid.groups=auto"):
+        assert parse_job(SMALL, sets=(*sets, rest)).resolved(3).strategy.shards == 8
+
+
+def test_an_empty_list_of_layers_to_split_is_refused():
+    line = refusal(SMALL, "strategy.name=hybrid", "strategy.hybrid.layers=[]")
+    assert line.startswith("strategy.hybrid.layers: got []")

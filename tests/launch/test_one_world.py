@@ -238,6 +238,7 @@ def test_ranks_that_turn_up_after_init_are_not_overlooked(who):
         if who == "group":
             method = f"tcp://127.0.0.1:{os.environ['PORT']}"
             dist.init_process_group("gloo", init_method=method, rank=int(rank), world_size=2)
+            dist.barrier()  # rank 0 holds the store: it must not end while rank 1 still connects
         else:
             os.environ |= {"LOCAL_RANK": rank, "NODE_RANK": "0", "WORLD_SIZE": "2"} | where()
         model = torch.nn.Linear(2, 2)

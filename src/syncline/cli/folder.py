@@ -82,15 +82,21 @@ def check_folder(folder: Path, resume: bool) -> None:
         )
 
 
-def resumed_job(job: Job, folder: Path) -> Job:
+def resumed_job(job: Job, folder: Path, ranks: int) -> Job:
     """Return `job` with the shards of the folder's job; refuse one that is not the same run.
 
     A run may be resumed on another number of ranks. With the synchronous strategy its shards stay
-    what they were, so automatic shards are taken from the folder's job.
+    what they were, so automatic shards are taken from the folder's job. So are settings that a run
+    on as many ranks has chosen.
     """
     before = read_job(folder / JOB)
     if job.strategy.shards is None and job.strategy.own.is_synchronous:
         same = msgspec.structs.replace(job.strategy, shards=before.strategy.shards)
+        job = msgspec.structs.replace(job, strategy=same)
+    had_chosen, chosen = before.strategy.settings, job.strategy.settings
+    is_known = type(had_chosen) is type(chosen) and before.run.ranks == ranks
+    if job.strategy.own.must_choose and is_known:
+        same = msgspec.structs.replace(job.strategy, settings=had_chosen)
         job = msgspec.structs.replace(job, strategy=same)
     for key, old, new in what_changed(before, job):
         got, had = ("none" if value is None else printable(value) for value in (new, old))

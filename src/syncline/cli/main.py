@@ -12,7 +12,8 @@ from typing import NoReturn
 
 import typer
 
-from syncline.cli import key, run, simulate, train, verify
+from syncline.cli import explain as explain_command
+from syncline.cli import key, measure, run, simulate, train, verify
 from syncline.cli.output import is_debug, report, say
 from syncline.errors import SynclineError
 from syncline.resources import explain
@@ -30,6 +31,8 @@ app.command(
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
 )(run.run)
 app.command("simulate", context_settings={"max_content_width": 100})(simulate.simulate)
+app.command("explain", context_settings={"max_content_width": 100})(explain_command.explain)
+app.add_typer(measure.app, name="measure")
 app.command("verify", context_settings={"max_content_width": 100})(verify.verify)
 app.command("key")(key.key)
 

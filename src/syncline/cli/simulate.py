@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.progress import Progress
@@ -16,14 +17,22 @@ from rich.table import Table
 from syncline.cli.output import debug_option
 from syncline.cli.run import check_ranks
 from syncline.cli.train import check_names
-from syncline.cluster import Cluster, cluster_of, conditions_of
+from syncline.cluster import PRESETS, Cluster, cluster_of, conditions_of
+from syncline.cluster_file import find_cluster
 from syncline.config import Job, read_job
 from syncline.files import check_can_be_written, explained
+from syncline.report.clusters import print_clusters
 from syncline.run_folder import finite
 
 if TYPE_CHECKING:
     from syncline.sim.run import Outcome
     from syncline.workload import Workload
+
+
+def _list_clusters(wanted: bool) -> None:
+    if wanted:
+        print_clusters(Console(highlight=False))
+        raise typer.Exit
 
 
 def simulate(
@@ -32,7 +41,13 @@ def simulate(
         None, "--ranks", "-n", help="How many ranks; wins over the file."
     ),
     machines: int | None = typer.Option(
-        None, "--machines", help="On how many machines.", show_default="one a rank"
+        None,
+        "--machines",
+        help="On how many machines.",
+        show_default="one a rank, or the cluster's",
+    ),
+    cluster_name: str | None = typer.Option(
+        None, "--cluster", metavar="NAME_OR_FILE", help="A preset or a cluster file; see below."
     ),
     sets: list[str] = typer.Option(
         [], "--set", metavar="KEY=VALUE", help="Override a setting; repeat for more."
@@ -47,6 +62,9 @@ def simulate(
         None, "--write-workload", metavar="FILE", help="Write the layers' times and sizes."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the result as one JSON object."),
+    list_clusters: bool = typer.Option(
+        False, "--list-clusters", callback=_list_clusters, is_eager=True, help="Show the presets."
+    ),
     debug: bool = debug_option,
 ) -> None:
     """Say how fast a job would be on a cluster, and how well it would learn.
@@ -55,15 +73,18 @@ def simulate(
 
       syncline simulate examples/digits.toml --ranks 64 --set strategy.shards=64
 
-      syncline simulate examples/digits.toml --ranks 8 --machines 2 --set cluster.preset=10gbit
+      syncline simulate examples/digits.toml --ranks 8 --machines 2 --cluster 10gbit
 
       syncline simulate examples/digits.toml --ranks 8 --learn --json
 
     The strategy's own code runs on a virtual clock, all ranks in this one process.
     Layers take the time of their floating-point operations at cluster.flops_per_s;
-    or what --workload FILE says, which --write-workload FILE wrote. No data is loaded.
-    Messages share the links of \\[cluster], whose presets are 1gbit, 10gbit, 25gbit
-    and 100gbit. Jitter, slow ranks and faults are settings of that table, too.
+    or on a cluster.device such as v100; or what --workload FILE says, which
+    measure layers or --write-workload FILE wrote. No data is loaded.
+    Messages share the links of a cluster: --cluster names a preset (--list-clusters),
+    a file of your own (docs/clusters.md), or this-machine, once syncline measure links
+    has run. It wins over the preset in \\[cluster]; that table's other settings win over
+    it. Jitter, slow ranks and faults are settings of that table, too.
 
     [bold]--learn[/bold] does the arithmetic on the job's data: loss, accuracy and weights
     are those of a real run on as many ranks, bit for bit where it is synchronous.
@@ -71,11 +92,17 @@ def simulate(
     job = read_job(job_file, sets)
     if ranks is not None:
         check_ranks("--ranks", ranks)
-    job = job.resolved(job.run.ranks if ranks is None else ranks)
+    job.check()
+    facts = None if cluster_name is None else find_cluster(cluster_name)
+    if cluster_name in PRESETS:
+        settings = msgspec.structs.replace(job.cluster, preset=cluster_name)
+        job = msgspec.structs.replace(job, cluster=settings)
+    cluster = cluster_of(job.cluster, job.run.ranks if ranks is None else ranks, machines, facts)
+    by_machine = cluster.by_machine
+    job = job.resolved(cluster.ranks, by_machine)
     check_names(job, needs_data=learn)
-    cluster = cluster_of(job.cluster, job.run.ranks, machines)
     conditions = conditions_of(job.cluster, job.run.seed, job.faults)
-    workers = job.strategy.own.num_workers(cluster.ranks)
+    workers = job.strategy.own.workers(by_machine)
     conditions.check(cluster.ranks, cluster.machines, workers=workers)
     if trace is not None:
         check_can_be_written("--trace", trace)
@@ -159,6 +186,8 @@ def to_json_dict(job: Job, outcome: Outcome) -> dict[str, Any]:
         "links": outcome.links,
         "link_slack": outcome.link_slack,
     }
+    if outcome.choice:
+        found["choice"] = list(outcome.choice)
     if outcome.weights_sha256 is not None:
         found |= {
             "loss": outcome.loss,
@@ -172,13 +201,17 @@ def to_json_dict(job: Job, outcome: Outcome) -> dict[str, Any]:
 
 def print_outcome(job: Job, outcome: Outcome, trace: Path | None, console: Console) -> None:
     """Print what was found as a table."""
+    from syncline.perf.explain import short
+
     where = f"{outcome.ranks} ranks on {outcome.machines} machines"
+    for line in outcome.choice:
+        console.print(line, soft_wrap=True)
     console.print(f"{job.model.name}, {job.strategy.name}, {where}, simulated:")
     table = Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_row("step", f"{outcome.step_s * 1e3:.3g} ms")
-    table.add_row("samples/s", f"{outcome.samples_per_s:,.4g}")
+    table.add_row("samples/s", short(outcome.samples_per_s))
     table.add_row("one rank alone, the same batch", f"{outcome.alone_s * 1e3:.3g} ms")
     table.add_row("speed-up against it", f"{outcome.speed_up:.2f}")
     table.add_row("efficiency", f"{outcome.efficiency:.1%}")
@@ -188,7 +221,7 @@ def print_outcome(job: Job, outcome: Outcome, trace: Path | None, console: Conso
     table.add_row("sent by a rank in a step", f"{outcome.sent_bytes / 1e6:.3g} MB")
     if outcome.peak_memory_bytes is not None and outcome.mean_peak_memory_bytes is not None:
         most, mean = outcome.peak_memory_bytes / 1e6, outcome.mean_peak_memory_bytes / 1e6
-        table.add_row("peak memory of tensors, a rank", f"{most:,.4g} MB (mean {mean:,.4g})")
+        table.add_row("peak memory of tensors, a rank", f"{short(most)} MB (mean {short(mean)})")
     slack = outcome.link_slack
     about = "" if slack is None else f" (approximate, slack {slack:.1%})"
     table.add_row("links", f"{outcome.links}{about}")

@@ -78,7 +78,7 @@ def train(
 
     [bold]--trace[/bold] writes every task of every rank, as JSON lines: forward, backward
     and waits by bucket, where the exchange is overlapped; reduces, gathers and
-    steps always. Each rank counts time from its own first step.
+    steps always, on one clock for all ranks. `syncline explain FILE` reads it.
 
     Under torchrun and srun the process is a rank itself and starts no others:
 
@@ -86,12 +86,14 @@ def train(
     """
     world = read_world()
     job = read_job(job_file, sets)
+    num_ranks = _ranks(job, ranks, world)
     if resume:
-        job = folders.resumed_job(job, _checked_for_resume(job, out))
-    job = job.resolved(_ranks(job, ranks, world))
+        job = folders.resumed_job(job, _checked_for_resume(job, out), num_ranks)
+    job = job.resolved(num_ranks, world.machines if _is_rank(world) else None)
     check_names(job)
     if trace is not None and world.rank == 0:
-        check_can_be_written("--trace", trace)
+        named = out or (None if job.run.out is None else Path(job.run.out))
+        check_can_be_written("--trace", trace, made=named)
     if print_job:
         sys.stdout.write(job_to_toml(job))
         return

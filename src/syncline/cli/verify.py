@@ -117,7 +117,7 @@ class _JobTrial(_Trial):
             found, rule = f"got {' '.join(arguments)}", "a job takes no arguments"
             raise ConfigError("verify", found, rule, "Use --set KEY=VALUE.")
         job = read_job(path, sets)
-        if not job.strategy.own.is_synchronous:
+        if not job.strategy.own.is_synchronous or job.strategy.own.splits_layers:
             raise ConfigError(
                 "strategy.name",
                 f'got "{job.strategy.name}"',

@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from syncline.cli.output import is_debug, report, say
 from syncline.config import Job
@@ -65,6 +65,15 @@ def verify_rank(job: Job, folder: Path) -> None:
         leave(report(error, who=f"rank {read_world().rank}: "))
 
 
+def _choice(job: Job) -> dict[str, Any]:
+    """Return the function that chooses the strategy's settings, if something is to choose."""
+    if not job.strategy.own.must_choose:
+        return {}
+    from syncline.cli.choose import choose_groups  # it loads the simulator
+
+    return {"choose": choose_groups}
+
+
 def work(job: Job, folder: Path, *, resume: bool, trace: Path | None = None) -> Summary:
     """Train as the rank that the environment names. Returns only if training succeeded."""
     world = read_world()
@@ -75,7 +84,7 @@ def work(job: Job, folder: Path, *, resume: bool, trace: Path | None = None) -> 
         # Imported here: torch takes seconds to load, and a wrong key in the job is found before.
         from syncline.train import train
 
-        summary = train(job, folder, resume, progress, trace)
+        summary = train(job, folder, resume, progress, trace, **_choice(job))
     except SynclineError as error:
         progress.close()
         is_logged = isinstance(error, RankFailed) and error.is_logged

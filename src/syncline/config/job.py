@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from syncline.comm.shape import Machines
 from syncline.config.rules import (
     check_cluster,
     check_faults,
@@ -58,11 +59,12 @@ class Job(Table, frozen=True, kw_only=True):
         check_image_size(self.model, self.data)
         check_input(self.data)
 
-    def resolved(self, ranks: int | None = None) -> Job:
+    def resolved(self, ranks: int | None = None, machines: Machines | None = None) -> Job:
         """Fill in what is automatic for this many ranks (`run.ranks` if None), and check it all.
 
-        Afterwards `strategy.shards` and `data.prefetch` are numbers and the chosen optimizer's
-        settings are written out. Resolving twice changes nothing.
+        `machines` are the ranks by machine; None if all are on one. Afterwards `strategy.shards`
+        and `data.prefetch` are numbers, and the chosen optimizer's settings are written out.
+        Resolving twice changes nothing.
         """
         ranks = self.run.ranks if ranks is None else ranks
         if ranks < 1:
@@ -71,12 +73,13 @@ class Job(Table, frozen=True, kw_only=True):
             )
         self.check()
         own = self.strategy.own
-        workers = own.num_workers(ranks)
         own.check(ranks)
+        workers = len(own.workers(machines or (tuple(range(ranks)),)))
         own.check_optimizer(self.optimizer.name)
         check_strategy(self.strategy, self.run.steps)
         check_shards(self.data.batch, self.strategy.shards, ranks, workers)
         shards = workers if self.strategy.shards is None else self.strategy.shards
+        own.check_shards(shards, ranks)
         return msgspec.structs.replace(
             self,
             data=self.data.resolved(),
@@ -130,7 +133,10 @@ def what_changed(before: Job, now: Job) -> Iterator[tuple[str, Any, Any]]:
         may_change = _MAY_CHANGE.get(table, set())
         if table == "run" and now.optimizer.schedule == "cosine":
             may_change = may_change - {"steps", "epochs"}  # its learning rates depend on the end
-        if table == "strategy" and not now.strategy.own.is_synchronous:
+        if table == "strategy" and now.strategy.own.is_synchronous:
+            if before.strategy.name == now.strategy.name:
+                may_change = {"settings", *may_change}  # the shards alone make the result
+        elif table == "strategy":
             may_change = {"shards", "settings", *may_change}
             was, is_now = before.strategy.settings, now.strategy.settings
             if type(was) is type(is_now):

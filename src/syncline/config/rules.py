@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from syncline import device
 from syncline.cluster import PRESETS
 from syncline.config.settings import (
     ClusterSettings,
@@ -162,9 +163,10 @@ def _without_effect(key: str, value: Any, when: str, owner: str) -> ConfigError:
 def check_cluster(cluster: ClusterSettings) -> None:
     """Check what does not depend on the number of ranks; `Conditions.check` checks the rest."""
     if cluster.preset not in PRESETS:
-        known = any_of(PRESETS)
-        fix = did_you_mean(cluster.preset, PRESETS) or f"Use {known}."
-        raise ConfigError("cluster.preset", f"got {shown(cluster.preset)}", f"this is {known}", fix)
+        fix = did_you_mean(cluster.preset, PRESETS) or "syncline simulate --list-clusters has them."
+        rule = "this is the name of a preset"
+        raise ConfigError("cluster.preset", f"got {shown(cluster.preset)}", rule, fix)
+    check_device(cluster)
     for setting, kind in (("jitter_sigma", "lognormal"), ("jitter_shift", "exponential")):
         value = getattr(cluster, setting)
         if value and cluster.jitter != kind:
@@ -186,6 +188,22 @@ def check_cluster(cluster: ClusterSettings) -> None:
                 "Write for example cluster.slow_ranks = {1 = 2.0}.",
             )
     check_faults("cluster.faults", cluster.faults)
+
+
+def check_device(cluster: ClusterSettings) -> None:
+    """Check that the device is known, and that its rate is not set besides."""
+    name = cluster.device
+    if name is None or name == device.DEFAULT:
+        return
+    if name not in device.DEVICES:
+        fix = did_you_mean(name, device.names()) or f"Use {any_of(device.names())}."
+        rule = f"this is {any_of(device.names())}"
+        raise ConfigError("cluster.device", f"got {shown(name)}", rule, fix)
+    if cluster.flops_per_s is not None:
+        found = f'got {cluster.flops_per_s:g} with cluster.device = "{name}"'
+        rule = "a device has a rate for each kind of layer"
+        fix = 'Remove one of the two, or use cluster.device = "core".'
+        raise ConfigError("cluster.flops_per_s", found, rule, fix)
 
 
 def check_faults(key: str, faults: Sequence[Fault]) -> None:

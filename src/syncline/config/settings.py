@@ -191,16 +191,21 @@ class RunSettings(Table, frozen=True, kw_only=True):
 class ClusterSettings(Table, frozen=True, kw_only=True):
     """The hardware to simulate; training ignores it.
 
-    `preset` names a cluster; settings that are not None replace its numbers. `machines` is None for
+    `preset` names a cluster; settings that are not None replace its numbers. `device` is what a
+    rank computes on, None for a core with `flops_per_s`. `machines` is None for
     one rank on each machine, `cores` for as many as a machine has ranks. `input_s` is the time to
     load one rank's samples of a step, None for what a workload file says, else 0. `message_s` and
-    `collective_s` are processor time of a message and of a collective. `algorithm` is how machines
+    `collective_s` are processor time of a message and of a collective. `duplex` says whether a
+    machine's link carries both directions at once, or both together at its rate. Where ranks have a
+    device, `copy_latency_s` and `copy_rate_bytes_per_s` are of its copies to and from the host,
+    before and after an exchange across machines. `algorithm` is how machines
     exchange gradients. `links` is how messages share links: "exact", or "fast" to simulate but not
     exact. `jitter` is a random factor on the compute of each step. `slow_ranks` maps the number of
     a rank to a factor on its compute in all steps.
     """
 
     preset: str = "1gbit"
+    device: str | None = None
     machines: Annotated[int, Meta(ge=1, examples=[4])] | None = None
     latency_s: Annotated[float, Meta(ge=0, examples=[50e-6])] | None = None
     rate_bytes_per_s: Annotated[float, Meta(gt=0, examples=[1e9])] | None = None
@@ -210,6 +215,9 @@ class ClusterSettings(Table, frozen=True, kw_only=True):
     update_bytes_per_s: Annotated[float, Meta(gt=0, examples=[6e9])] | None = None
     message_s: Annotated[float, Meta(ge=0, examples=[17e-6])] | None = None
     collective_s: Annotated[float, Meta(ge=0, examples=[7e-6])] | None = None
+    duplex: Literal["full", "half"] | None = None
+    copy_latency_s: Annotated[float, Meta(ge=0, examples=[10e-6])] | None = None
+    copy_rate_bytes_per_s: Annotated[float, Meta(gt=0, examples=[12e9])] | None = None
     cores: Annotated[int, Meta(ge=1, examples=[8])] | None = None
     input_s: Annotated[float, Meta(ge=0, examples=[0.01])] | None = None
     algorithm: Literal["direct", "ring"] = "direct"

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from syncline.comm.shape import Machines, by_machine
 from syncline.errors import ConfigError
 
 Launcher = Literal[
@@ -46,6 +47,13 @@ class LaunchedRank:
     launcher: Launcher
     job_id: str
     remark: str = ""
+
+    @property
+    def machines(self) -> Machines:
+        """All ranks by machine, as far as the launcher says: one machine if it says nothing."""
+        if not self.num_machines or self.size % self.num_machines:
+            return (tuple(range(self.size)),)
+        return by_machine(range(self.size), self.size // self.num_machines)
 
     @property
     def is_on_one_machine(self) -> bool:

@@ -51,15 +51,16 @@ def compare(rounds: Sequence[Rounds], machines: Sequence[Sequence[int]]) -> Mome
         groups = [[rank] for group in groups for rank in group]
     bounds = np.array([[least[np.ix_(one, other)].min() for other in groups] for one in groups])
     np.fill_diagonal(bounds, 0.0)
-    for middle in range(len(groups)):  # a bound through a third machine may be tighter
-        bounds = np.minimum(bounds, bounds[:, [middle]] + bounds[[middle], :])
+    for via in range(len(groups)):  # a bound through a third machine may be tighter
+        bounds = np.minimum(bounds, bounds[:, [via]] + bounds[[via], :])
     # The offset of machine m lies between -bounds[m, 0] and bounds[0, m].
-    high, low = bounds[0], -bounds[:, 0]
+    middle = (bounds[0] - bounds[:, 0]) / 2
     offsets = np.zeros(len(rounds))
     for number, group in enumerate(groups):
-        offsets[group] = (high[number] + low[number]) / 2
-    errors = sorted((high - low) / 2)
-    error_s = SAME_CLOCK_S + float(sum(errors[-2:]))  # between two ranks both may be wrong
+        offsets[group] = middle[number]
+    # Between two machines i and j, what brings j's clock to i's lies within their own bounds.
+    apart = middle[None, :] - middle[:, None]
+    error_s = SAME_CLOCK_S + float(np.maximum(bounds - apart, bounds.T + apart).max())
     widths = (bounds + bounds.T)[~np.eye(len(groups), dtype=bool)]
     latency_s = float(widths.min() / 2) if widths.size else 0.0
     return Moment(at_s, tuple(float(one) for one in offsets), error_s, latency_s)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import greenlet
+from greenlet import getcurrent as _current
 
 from syncline.perf.trace import Part, Task, TaskId
 
-_WITHOUT_BYTES = ("work", "wait", "latency", "lane", "serve")
+_WITHOUT_BYTES = frozenset(("work", "wait", "latency", "messages", "inside", "lane", "serve"))
 """Parts in which nothing is handed to peers: the bytes belong to the next part."""
 
 
@@ -92,8 +93,8 @@ class Recorder:
 
     def after(self, *tasks: tuple[str, int]) -> tuple[TaskId, ...]:
         """Return this rank's last task of each kind and bucket that has one."""
-        numbers = [self.last.get(task) for task in tasks]
-        return tuple([(self.rank, number) for number in numbers if number is not None])
+        last, rank = self.last, self.rank
+        return tuple([(rank, last[task]) for task in tasks if task in last])
 
     def after_all(self, kind: str) -> tuple[TaskId, ...]:
         """Return this rank's last task of a kind for each bucket."""
@@ -103,8 +104,12 @@ class Recorder:
 
     def open(self) -> float:
         """Begin a task on the comm lane; return the time."""
-        opened = _Open(self.now())
-        self._open.setdefault(greenlet.getcurrent(), []).append(opened)
+        opened, current = _Open(self.now()), _current()
+        outer = self._open.get(current)
+        if outer is None:
+            self._open[current] = [opened]
+        else:
+            outer.append(opened)
         return opened.start_s
 
     def end_part(
@@ -115,24 +120,52 @@ class Recorder:
         end_s: float | None = None,
     ) -> None:
         """Say what the time since the last part was spent on; until now, or until `end_s`."""
-        opened = self._open.get(greenlet.getcurrent())
-        if not opened:
+        opened = self._open.get(_current())
+        if opened is None:
             return
         task, end_s = opened[-1], self.now() if end_s is None else end_s
         if kind in _WITHOUT_BYTES:
             if end_s > task.at_s:
                 task.parts.append(Part(kind, end_s, 0, exchange, peers))
-        else:
-            end_s = max(end_s, task.at_s)
-            task.parts.append(Part(kind, end_s, task.num_bytes, exchange, peers))
-            task.num_bytes = 0
-        task.at_s = max(end_s, task.at_s)
+                task.at_s = end_s
+            return
+        if end_s < task.at_s:
+            end_s = task.at_s
+        task.parts.append(Part(kind, end_s, task.num_bytes, exchange, peers))
+        task.num_bytes, task.at_s = 0, end_s
 
-    def end_exchange(self, exchange: str, met_s: float, moving_s: float) -> None:
-        """End an exchange: its ranks had met at `met_s`, and its bytes moved since `moving_s`."""
+    def end_exchange(
+        self,
+        exchange: str,
+        met_s: float,
+        fixed: Iterable[tuple[str, float]],
+        copied_s: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        """End an exchange: its ranks had met at `met_s`, and its bytes moved after fixed parts.
+
+        `copied_s` is the time of copies from a device before that, and of those back to it.
+        """
+        out_s, back_s = copied_s
         self.end_part("wait", exchange, end_s=met_s)
-        self.end_part("latency", exchange, end_s=moving_s)
-        self.end_part("wire", exchange)
+        now_s, end_s = self.now(), met_s + out_s
+        if out_s:
+            self.end_copy(exchange, end_s)
+        for kind, seconds in fixed:
+            end_s = min(now_s, end_s + seconds)
+            self.end_part(kind, exchange, end_s=end_s)
+        self.end_part("wire", exchange, end_s=now_s - back_s if back_s else None)
+        if back_s:
+            self.end_copy(exchange)
+
+    def end_copy(self, exchange: str = "", end_s: float | None = None) -> None:
+        """End a copy between a device and its host: nothing is handed to peers in it."""
+        opened = self._open.get(_current())
+        if opened is None:
+            return
+        task, end_s = opened[-1], self.now() if end_s is None else end_s
+        if end_s > task.at_s:
+            task.parts.append(Part("copy", end_s, 0, exchange, ()))
+            task.at_s = end_s
 
     def end_wait_for_calls(self, before: str) -> None:
         """End a wait that a call has ended, unless the last one is still `before`."""
@@ -140,8 +173,8 @@ class Recorder:
 
     def add_bytes(self, num_bytes: int) -> None:
         """Count bytes that are handed to peers for the part that is under way."""
-        opened = self._open.get(greenlet.getcurrent())
-        if opened:
+        opened = self._open.get(_current())
+        if opened is not None:
             opened[-1].num_bytes += num_bytes
 
     def next_id(self, name: str) -> str:
@@ -155,7 +188,7 @@ class Recorder:
         return self._close(kind, bucket, step, after)
 
     def _close(self, kind: str, bucket: int, step: int, after: tuple[TaskId, ...] = ()) -> int:
-        current = greenlet.getcurrent()
+        current = _current()
         opened = self._open[current]
         task = opened.pop()
         if not opened:
@@ -171,10 +204,11 @@ class Recorder:
         self, channel: int, kind: str, bucket: int, step: int, *after: tuple[str, int]
     ) -> None:
         """End the task of a hook, which began after its channel's last and after these."""
-        before = self._last_hooks.get(channel)
         known = self.after(*after, ("backward", -1))
-        known = known if before is None else (before, *known)
-        number = self.close(kind, bucket, step, tuple(dict.fromkeys(known)))
+        before = self._last_hooks.get(channel)
+        if before is not None:
+            known = (before, *[task for task in known if task != before])
+        number = self.close(kind, bucket, step, known)
         self._last_hooks[channel] = (self.rank, number)
 
     def close_served(self, exchange: str, caller: int) -> None:
@@ -213,6 +247,13 @@ class Recorder:
             self.follow("forward", self._bucket, self.step, self._since_s)
             self._since_s = None
 
+    def pause_for_exchange(self) -> None:
+        """Note that the compute lane is about to wait for activations, in the middle of a layer."""
+        if self._since_s is not None:
+            part = ("forward", self._bucket) if self._is_forward else ("split", -1)
+            self.follow(*part, self.step, self._since_s)
+            self._since_s = self.now()
+
     def waited(self, bucket: int, step: int, start_s: float, kind: str = "gather") -> None:
         """Record that the compute lane has waited for a bucket's task of a kind; -1 for all."""
         before = self.after((kind, bucket)) if bucket >= 0 else self.after_all(kind)
@@ -238,9 +279,14 @@ class Recorder:
             self.last.pop(("backward", -1), None)  # that of a step before there were buckets
 
     def end_backward(self) -> None:
-        """Note that backward is over: without buckets its time is one task."""
-        if not self._is_forward and self._since_s is not None and self._bucket < 0:
+        """Note that backward is over. Its time since the last bucket belongs to none.
+
+        Without buckets that is all of it. No hook waits for what comes after the last bucket.
+        """
+        if not self._is_forward and self._since_s is not None:
             self.follow("backward", -1, self.step, self._since_s)
+            if self._bucket >= 0:
+                del self.last["backward", -1]
         self._is_forward = False
         self._since_s = None
 

@@ -73,10 +73,12 @@ class Recording:
         self._last_step = replica.step_number
         self._start: dict[str, str] | None = None
         self._forwards: list[dict[str, Any]] = []
+        settings = replica.strategy.settings
+        is_synchronous = settings.is_synchronous and not settings.splits_layers
         self._write(
             {
                 "strategy": type(replica.strategy).__name__,
-                "is_synchronous": replica.strategy.settings.is_synchronous,
+                "is_synchronous": is_synchronous,
                 "fixes_overlap": replica.strategy.settings.fixes_overlap,
                 "ranks": replica.comm.size,
                 "shards": replica.shards,
@@ -84,7 +86,7 @@ class Recording:
                 "threads": torch.get_num_threads(),
             }
         )
-        if not replica.strategy.settings.is_synchronous:
+        if not is_synchronous:
             raise SystemExit(2)  # the launcher reads the line above, and says why
         replica.model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
         replica.optimizer.register_step_post_hook(lambda *_: self.note_step())

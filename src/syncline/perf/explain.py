@@ -1,0 +1,235 @@
+"""A run explained: what its steps took, what they waited for, and what would help most.
+
+`explain` puts the analyses of a trace together. `in_words` says the same in a page of text, and
+`to_json_dict` has all numbers, in SI units, by keys that stay.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from syncline.perf.breakdown import Breakdown, break_down
+from syncline.perf.critical_path import CriticalPath, Piece, critical_path, of_step
+from syncline.perf.graph import Graph, compile_trace, retime
+from syncline.perf.trace import Trace
+from syncline.perf.what_if import Answer, rank_edits
+
+_LEAST_GAIN = 0.005
+"""Edits that gain less are not told in words."""
+_LEAST_SHARE = 0.01
+"""Stretches of the path that are shorter than this share of a step are not told in words."""
+
+NAMES = {
+    "waiting": "waiting for slower ranks",
+    "wire": "wire",
+    "messages": "handling messages",
+    "inside": "exchange inside machines",
+    "sum": "sums",
+    "copy": "copies",
+    "work": "code of the strategy",
+    "submit": "handing over",
+    "unknown": "unknown waits",
+    "report": "reporting",
+    "whole": "gathering parameters",
+    "between": "between tasks",
+    "stragglers": "slow ranks",
+}
+"""How parts and resources are called in words, where not by their own name."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is known of a run."""
+
+    graph: Graph
+    breakdown: Breakdown
+    path: CriticalPath
+    answers: tuple[Answer, ...]
+
+    @property
+    def binding(self) -> str:
+        """The resource that binds, in words."""
+        name = self.path.binding
+        if name == "compute" and len(self.path.compute_ranks) > 1:
+            rank, share = next(iter(self.path.compute_ranks.items()))
+            return f"compute ({share:.0%} of it rank {rank}'s)"
+        if name == "compute":
+            return f"compute of rank {next(iter(self.path.compute_ranks))}"
+        return NAMES.get(name, name)
+
+
+def explain(trace: Trace, source: str = "the trace") -> Explanation:
+    """Explain a run; raise ConfigError, which names `source`, if the trace is of none."""
+    graph = compile_trace(trace, source)
+    timing = retime(graph)
+    answers = tuple(rank_edits(graph))
+    return Explanation(graph, break_down(timing), critical_path(timing), answers)
+
+
+def to_json_dict(found: Explanation) -> dict[str, Any]:
+    """Return all numbers as plain data."""
+    header, breakdown, path = found.graph.header, found.breakdown, found.path
+    return {
+        "strategy": header.strategy,
+        "clock": header.clock,
+        "ranks": sum(map(len, header.machines)),
+        "machines": len(header.machines),
+        "steps": header.steps,
+        "tasks": found.graph.num_tasks,
+        "step_s": breakdown.step_s,
+        "samples_per_s": breakdown.samples_per_s,
+        "parts_s": breakdown.parts_s,
+        "exposed_s": breakdown.exposed_s,
+        "buckets": [
+            {
+                "bucket": one.bucket,
+                "busy_s": one.busy_s,
+                "exposed_s": one.exposed_s,
+                "hidden_s": one.hidden_s,
+            }
+            for one in breakdown.buckets
+        ],
+        "by_rank": [
+            {"rank": one.rank, "step": one.step, "step_s": one.step_s, "parts_s": one.parts_s}
+            for one in breakdown.steps
+        ],
+        "path": {
+            "length_s": path.length_s,
+            "binding": path.binding,
+            "shares": path.shares,
+            "compute_ranks": {str(rank): share for rank, share in path.compute_ranks.items()},
+            "pieces": [_piece_dict(piece) for piece in path.pieces],
+            "tasks_without_slack": int(np.count_nonzero(path.slack_s <= 0.0)),
+            "median_slack_s": float(np.median(path.slack_s)),
+        },
+        "what_if": [
+            {
+                "edit": one.edit.name,
+                "step_s": one.step_s,
+                "gain": one.gain,
+                "is_rough": one.is_rough,
+            }
+            for one in found.answers
+        ],
+        "unknown_s": found.graph.between_s,
+        "rough": found.graph.rough,
+    }
+
+
+def _piece_dict(piece: Piece) -> dict[str, Any]:
+    return {
+        "kind": piece.kind,
+        "rank": piece.rank,
+        "task": piece.task,
+        "bucket": piece.bucket,
+        "step": piece.step,
+        "start_s": piece.start_s,
+        "end_s": piece.end_s,
+    }
+
+
+def in_words(found: Explanation) -> str:
+    """Return the explanation as text."""
+    return "\n".join(_lines(found))
+
+
+def _lines(found: Explanation) -> Iterator[str]:
+    header, breakdown = found.graph.header, found.breakdown
+    clock = "simulated" if header.clock == "virtual" else "measured"
+    ranks, machines = sum(map(len, header.machines)), len(header.machines)
+    where = f"{_count(ranks, 'rank')} on {_count(machines, 'machine')}"
+    yield f"{header.strategy}, {where}, {_count(header.steps, 'step')}, {clock}"
+    yield ""
+    yield f"a step takes {_ms(breakdown.step_s)}, {short(breakdown.samples_per_s)} samples/s:"
+    yield from _parts(breakdown)
+    yield from _buckets(breakdown)
+    yield ""
+    yield from _path(found)
+    yield ""
+    yield f"what binds: {found.binding}"
+    yield from _answers(found)
+
+
+def _parts(breakdown: Breakdown) -> Iterator[str]:
+    whole_s = breakdown.step_s or 1.0
+    parts = breakdown.parts_s
+    for name, seconds in parts.items():
+        if abs(seconds) >= 5e-5 * whole_s:
+            yield _row(NAMES.get(name, name), seconds, whole_s)
+    yield _row("together", sum(parts.values()), whole_s)
+
+
+def _row(name: str, seconds: float, whole_s: float) -> str:
+    return f"  {name:<26}{_ms(seconds):>12}{seconds / whole_s:>9.1%}"
+
+
+def _buckets(breakdown: Breakdown) -> Iterator[str]:
+    busy_s = sum(one.busy_s for one in breakdown.buckets)
+    if busy_s:
+        hidden = sum(one.hidden_s for one in breakdown.buckets) / busy_s
+        yield f"  exchanging buckets takes {_ms(busy_s)} of a step; {hidden:.0%} of it is hidden"
+
+
+def _path(found: Explanation) -> Iterator[str]:
+    """Say what the path through the run consists of, and how it goes through the last step."""
+    path = found.path
+    shares = [
+        f"{NAMES.get(name, name)} {share:.0%}"
+        for name, share in path.shares.items()
+        if share >= _LEAST_SHARE
+    ]
+    yield f"critical path, {_ms(path.length_s)}: {', '.join(shares)}"
+    header = found.graph.header
+    step = max(header.first_step, path.last_step - 1)  # the last one ends with the run
+    pieces = list(of_step(path, step))
+    whole_s = sum(piece.seconds for piece in pieces)
+    yield f"  in step {step}:"
+    long = [piece for piece in pieces if piece.seconds >= _LEAST_SHARE * whole_s]
+    told = [(f"rank {piece.rank}: {_doing(piece)}", piece.seconds) for piece in long]
+    for what, same in itertools.groupby(told, key=lambda one: one[0]):
+        yield f"  {_ms(sum(seconds for _, seconds in same)):>12}  {what}"
+
+
+def _doing(piece: Piece) -> str:
+    """Say what a stretch of the path is."""
+    bucket = f", bucket {piece.bucket}" if piece.bucket >= 0 else ""
+    if piece.kind in ("forward", "backward"):
+        return piece.kind
+    if piece.kind == piece.task:
+        return f"{NAMES.get(piece.kind, piece.kind)}{bucket}"
+    return f"{NAMES.get(piece.kind, piece.kind)} ({piece.task}{bucket})"
+
+
+def _answers(found: Explanation) -> Iterator[str]:
+    helpful = [one for one in found.answers if one.gain >= _LEAST_GAIN]
+    if not helpful:
+        yield "what would help: none of the edits by as much as 0.5 %"
+        return
+    rough = " (rough)" if found.graph.is_rough else ""
+    yield f"what would help most{rough}:"
+    for one in helpful:
+        yield f"  {one.edit.name:<32}{_ms(one.step_s):>10}  {one.gain:.1%} less"
+    if found.graph.rough:
+        yield f"  rough: {found.graph.rough}"
+
+
+def short(number: float) -> str:
+    """Return a number with four digits, or all those before the point.
+
+    >>> short(1.23456), short(12345.6)
+    ('1.235', '12,346')
+    """
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{short(seconds * 1e3)} ms"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
