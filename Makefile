@@ -1,20 +1,24 @@
 # Every target sets up .venv by itself.
 #   make demo    train a real network on two ranks and show how it went
-#   make test    check, then all tests, with coverage
+#   make test    check, then all tests
+#   make coverage    the same tests, counting the lines they run
 #   make check   format, lint and types
 #   make bench   step times against DDP, ZeRO and FSDP2, interleaved
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench
+.PHONY: demo test coverage check bench
 
 demo: .venv/ready
 	$(BIN)/syncline train examples/digits.toml
 
 test: check
+	$(BIN)/pytest -n 4 --dist worksteal
+
+coverage: check
 	rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest -n 3 --dist worksteal
+	$(BIN)/coverage run -m pytest -n 4 --dist worksteal
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 

@@ -1,7 +1,14 @@
-"""The network and the data of `benchmarks/clocks.py`, as a job's own functions: both sleep."""
+"""The network and the data of `benchmarks/clocks.py`, as a job's own functions: both sleep.
+
+As a program it times the network by itself: a plain PyTorch loop, on one rank. Layers sleep a
+little longer than they are told to, and autograd takes time between them.
+"""
 
 from __future__ import annotations
 
+import json
+import statistics
+import sys
 import time
 
 import torch
@@ -35,3 +42,26 @@ class SlowSamples:
 
 def samples(sample_s: float) -> tuple[SlowSamples, None]:
     return SlowSamples(sample_s), None
+
+
+def measure(size_bytes: int, layers: int, compute_s: float, steps: int = 15) -> tuple[float, float]:
+    """Return the median seconds of forward and of backward, in a plain loop with SGD."""
+    model = make(size_bytes, layers, compute_s)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    x, forward_s, backward_s = torch.ones(4, 2), [], []
+    for _ in range(steps):
+        began_s = time.perf_counter()
+        loss = model(x).square().mean()
+        middle_s = time.perf_counter()
+        loss.backward()
+        forward_s.append(middle_s - began_s)
+        backward_s.append(time.perf_counter() - middle_s)
+        optimizer.step()
+        optimizer.zero_grad()
+    return statistics.median(forward_s), statistics.median(backward_s)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    found = measure(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+    print(json.dumps({"forward_s": found[0], "backward_s": found[1]}))

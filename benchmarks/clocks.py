@@ -4,8 +4,10 @@ One job runs on both clocks: on four machines of the lab, and on the virtual clo
 have links of 1 Gbit/s; a network that sleeps takes as long to compute as the wire takes to carry
 its gradients and parameters. Data takes its time to be read, in line or ahead of use.
 
-What the simulator is told is known or was measured elsewhere, and stands here; nothing is fitted to
-the runs of this benchmark. Strategies are run in turn, in shuffled order, `--rounds` times. A step
+What the simulator is told is known, or measured on this machine before the first run by programs of
+their own: latency, costs of messages, and the network's forward and backward in a plain PyTorch
+loop (`latency.py`, `messages.py`, `clock_job.py`). Nothing is fitted to the runs of this benchmark.
+Strategies are run in turn, in shuffled order, `--rounds` times. A step
 is the median of a rank's steps, and of the ranks; samples a second are those of all ranks.
 The table has the median run, the least and the most.
 """
@@ -24,7 +26,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lab.network import Lab, LabError, rate_bytes_per_s, why_not
 from rich.console import Console
@@ -47,16 +49,57 @@ SAMPLES = 4
 # What the simulator is told.
 PAYLOAD_SHARE = 1448 / 1514
 """Of a frame, the payload of TCP: the rest are headers."""
-LATENCY_S = 8e-6
-"""Measured by `benchmarks/latency.py`: half a round trip of a byte between machines of the lab."""
-MESSAGE_S, COLLECTIVE_S = 17e-6, 7e-6
-"""Measured by `benchmarks/messages.py`, on the loopback device."""
 UPDATE_BYTES_PER_S = 6e9
 """The preset's, measured on a core of such a machine."""
+
+
+class Costs(NamedTuple):
+    """What messages and the network cost on this machine, in seconds."""
+
+    latency_s: float
+    """Half a round trip of a byte between machines of the lab."""
+    message_s: float
+    collective_s: float
+    forward_s: float
+    """Of the network, which was told to take a third of `COMPUTE_S`."""
+    backward_s: float
+
+    @classmethod
+    def measure(cls, rate: str) -> Costs:
+        """Measure each in a process of its own, before anything else runs."""
+        network = (str(4 * elements_of(rate) * LAYERS), str(LAYERS), str(COMPUTE_S))
+        return cls(
+            **_ask("benchmarks.latency", "--json"),
+            **_ask("benchmarks.messages", "--json"),
+            **_ask("benchmarks.clock_job", *network),
+        )
+
+
+def elements_of(rate: str) -> int:
+    """Return how many parameters a layer has, so that the wire takes as long at any rate."""
+    return round(SIZE_BYTES * rate_bytes_per_s(rate) / rate_bytes_per_s("1gbit")) // LAYERS // 4
+
+
+def _ask(module: str, *words: str) -> dict[str, float]:
+    path = f"{TOP_FOLDER / 'src'}:{TOP_FOLDER}:{TOP_FOLDER / 'tests'}"
+    ended = subprocess.run(
+        [sys.executable, "-m", module, *words],
+        cwd=TOP_FOLDER,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if ended.returncode:
+        raise ArmFailed(f"python -m {module} failed:\n{ended.stderr[-2000:]}")
+    found: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
 
 ARMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "alone": (1, ("strategy.name=synchronous",)),
     "synchronous": (4, ("strategy.name=synchronous",)),
+    "layered": (4, ("strategy.name=layered",)),
     "all_reduce": (4, ("strategy.name=all_reduce",)),
     "wait_free": (4, ("strategy.name=wait_free",)),
     "merged": (4, ("strategy.name=merged",)),
@@ -108,28 +151,28 @@ steps = 21
 """
 
 
-def write_job(folder: Path, rate: str) -> tuple[Path, Path]:
+def write_job(folder: Path, rate: str, costs: Costs) -> tuple[Path, Path]:
     """Write the job, and its network's times for the simulator."""
     from syncline import workload
     from syncline.sizes import Size
 
     job, times = folder / "job.toml", folder / "workload.json"
-    elements = round(SIZE_BYTES * rate_bytes_per_s(rate) / rate_bytes_per_s("1gbit")) // LAYERS // 4
+    elements = elements_of(rate)
     text = JOB.format(
         size_bytes=4 * elements * LAYERS,
         layers=LAYERS,
         compute_s=COMPUTE_S,
         sample_s=INPUT_S / SAMPLES,
         rate_bytes_per_s=rate_bytes_per_s(rate) * PAYLOAD_SHARE,
-        latency_s=LATENCY_S,
-        message_s=MESSAGE_S,
-        collective_s=COLLECTIVE_S,
+        latency_s=costs.latency_s,
+        message_s=costs.message_s,
+        collective_s=costs.collective_s,
         update_bytes_per_s=UPDATE_BYTES_PER_S,
         input_s=INPUT_S,
         ranks=MACHINES,
     )
     job.write_text(text)
-    forward_s, backward_s = COMPUTE_S / 3 / LAYERS, COMPUTE_S * 2 / 3 / LAYERS
+    forward_s, backward_s = costs.forward_s / LAYERS, costs.backward_s / LAYERS
     layers = [workload.Layer(str(n), 4 * elements, forward_s, backward_s) for n in range(LAYERS)]
     sizes = [Size(f"{n}.weight", n, elements, 4, "float32", True) for n in range(LAYERS)]
     found = workload.Workload("sleeping", tuple(layers), INPUT_S, tuple(sizes), samples=SAMPLES)
@@ -157,8 +200,9 @@ def simulate(
     job = read_job(job_file, sets).resolved(ranks)
     cluster = cluster_of(job.cluster, ranks)
     shard = find_workload(job, cluster, times)
-    found = simulate_job(job, cluster, steps=job.run.steps or 0, workload=shard)
-    if trace is not None:
+    asks = trace is not None
+    found = simulate_job(job, cluster, steps=job.run.steps or 0, workload=shard, traces=asks)
+    if trace is not None and found.trace is not None:
         found.trace.write(trace)
     return found
 
@@ -319,19 +363,20 @@ def main() -> int:
     facts = machine_facts()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        job_file, times = write_job(folder, job.rate)
-        simulated = {
-            (arm, how): simulate(
-                job_file,
-                times,
-                ranks_of(arm),
-                settings_of(arm, how, job.steps),
-                _trace_of(job, arm, how, "simulated"),
-            )
-            for arm in job.arms
-            for how in job.inputs
-        }
         try:
+            costs = Costs.measure(job.rate)
+            job_file, times = write_job(folder, job.rate, costs)
+            simulated = {
+                (arm, how): simulate(
+                    job_file,
+                    times,
+                    ranks_of(arm),
+                    settings_of(arm, how, job.steps),
+                    _trace_of(job, arm, how, "simulated"),
+                )
+                for arm in job.arms
+                for how in job.inputs
+            }
             measured = measure(job, folder, job_file)
         except (LabError, ArmFailed) as error:
             print(f"benchmarks.clocks: {error}", file=sys.stderr)
@@ -340,9 +385,13 @@ def main() -> int:
             return 130
     rows = [compare(*arm, measured[arm], simulated[arm]) for arm in simulated]
     if job.json:
-        print(json.dumps({"machine": facts, "rows": rows}, indent=2))
+        print(json.dumps({"machine": facts, "costs": costs._asdict(), "rows": rows}, indent=2))
     else:
-        Console(width=None if sys.stdout.isatty() else 130).print(table_of(rows, job.rate))
+        console = Console(width=None if sys.stdout.isatty() else 130)
+        console.print(table_of(rows, job.rate))
+        console.print(
+            ", ".join(f"{name} {found * 1e6:.1f} us" for name, found in costs._asdict().items())
+        )
     return 0
 
 

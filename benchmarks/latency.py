@@ -6,6 +6,7 @@ kernels and programs take for it is part of it.
 
 from __future__ import annotations
 
+import json
 import socket
 import statistics
 import subprocess
@@ -30,8 +31,8 @@ def echo() -> None:
             channel.sendall(got)
 
 
-def measure(address: str) -> None:
-    """Print the quartiles of half a round trip."""
+def measure(address: str, *, as_json: bool) -> None:
+    """Print the quartiles of half a round trip; as JSON the median only, in seconds."""
     times_s = []
     with socket.create_connection((address, PORT)) as channel:
         channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -41,14 +42,19 @@ def measure(address: str) -> None:
             channel.recv(64)
             times_s.append((time.perf_counter() - started_s) / 2)
     low, middle, high = (1e6 * found for found in statistics.quantiles(times_s, n=4))
-    print(f"latency {middle:.1f} us ({low:.1f} to {high:.1f})")
+    if as_json:
+        print(json.dumps({"latency_s": middle / 1e6}))
+    else:
+        print(f"latency {middle:.1f} us ({low:.1f} to {high:.1f})")
 
 
 def main() -> int:
-    if sys.argv[1:] == ["echo"]:
+    as_json = "--json" in sys.argv
+    others = [one for one in sys.argv[1:] if one != "--json"]
+    if others == ["echo"]:
         echo()
-    elif sys.argv[1:]:
-        measure(sys.argv[1])
+    elif others:
+        measure(others[0], as_json=as_json)
     elif reason := why_not():
         print(f"benchmarks.latency: {reason}", file=sys.stderr)
         return 2
@@ -58,7 +64,8 @@ def main() -> int:
             owner = lab.popen(0, [*command, "echo"], stdout=subprocess.PIPE, cwd=TOP_FOLDER)
             assert owner.stdout is not None
             owner.stdout.readline()
-            return lab.popen(1, [*command, lab.address(0)], cwd=TOP_FOLDER).wait()
+            question = [lab.address(0), *(["--json"] if as_json else [])]
+            return lab.popen(1, [*command, *question], cwd=TOP_FOLDER).wait()
     return 0
 
 

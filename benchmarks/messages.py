@@ -14,6 +14,7 @@ for each: other processes on the machine only add to it. `cluster.py` has what t
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import statistics
 import time
@@ -54,15 +55,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--collectives", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print the two fitted costs only")
     arguments = parser.parse_args()
     least = dict.fromkeys(SIZES, math.inf)
     for _ in range(arguments.rounds):
         for size in SIZES:
             found = run_ranks(size, lambda: measure(arguments.collectives), machines=size)
             least[size] = min(least[size], *found)
+    slope, intercept = statistics.linear_regression([size - 1 for size in least], least.values())
+    if arguments.json:
+        print(json.dumps({"collective_s": max(0.0, intercept), "message_s": slope}))
+        return
     for size, found_s in least.items():
         print(f"{size} ranks: {found_s * 1e6:.1f} us a collective")
-    slope, intercept = statistics.linear_regression([size - 1 for size in least], least.values())
     print(f"collective_s {intercept:.2e}, message_s {slope:.2e}")
 
 
