@@ -44,9 +44,9 @@ NETWORKS = {
 }
 
 
-def make(name, dtype=torch.float32):
+def make(name, dtype=torch.float32, seed=5):
     """Return a network and the samples and targets of all steps."""
-    torch.manual_seed(5)
+    torch.manual_seed(seed)
     build, shape = NETWORKS[name]
     model = build().to(dtype)
     shape = {"vgg-a": (3, 32, 32), "alexnet": (3, 64, 64)}.get(name, shape)
@@ -61,9 +61,11 @@ def loss_of(output, targets):
     return functional.cross_entropy(output.reshape(-1, output.shape[-1]), targets.reshape(-1))
 
 
-def train_plain(name, dtype=torch.float32, optimizer=torch.optim.SGD, clip=None, **settings):
+def train_plain(
+    name, dtype=torch.float32, optimizer=torch.optim.SGD, clip=None, seed=5, **settings
+):
     """Train one process on the whole batch; return the parameters by name."""
-    model, samples, targets = make(name, dtype)
+    model, samples, targets = make(name, dtype, seed)
     optimizer = optimizer(model.parameters(), **({"lr": 0.01} | settings))
     for x, y in zip(samples, targets, strict=True):
         loss_of(model(x), y).backward()
@@ -81,11 +83,12 @@ def train_in_groups(
     optimizer=torch.optim.SGD,
     clip=None,
     comm="auto",
+    seed=5,
     **settings,
 ):
     """Train on this rank, as one of several; return the whole parameters by name."""
     syncline.init(comm=comm, threads=1)
-    model, samples, targets = make(name, dtype)
+    model, samples, targets = make(name, dtype, seed)
     optimizer = optimizer(model.parameters(), **({"lr": 0.01} | settings))
     replica = syncline.distribute(model, optimizer, strategy, shards=SHARDS)
     for x, y in zip(samples, targets, strict=True):
