@@ -1,7 +1,6 @@
-"""A fuzzer of imports: damaged files give one clear line or a sane workload, never a traceback.
+"""Samples of files to import, and how to damage them, for `fuzz_files.py` and tests.
 
-`check_damaged` tries one damaged file; `fuzz` goes on for some seconds, and prints what it found:
-`python tests/fuzz_imports.py 60`.
+A damaged file gives one clear line or a sane workload, never a traceback: `check_damaged`.
 """
 
 from __future__ import annotations
@@ -9,15 +8,12 @@ from __future__ import annotations
 import gzip
 import math
 import random
-import sys
-import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from syncline import workload
 from syncline.errors import ConfigError
-from syncline.measure.imports import FORMATS, import_workload
+from syncline.measure.imports import import_workload
 
 TABLE = (Path(__file__).parents[1] / "examples" / "layers.txt").read_bytes()
 LOG = b"""\
@@ -168,25 +164,3 @@ def check_sane(found: workload.Workload, path: Path) -> None:
     assert {size.layer for size in found.parameters} <= names
     workload.write(found, path)
     assert workload.read(path) == found
-
-
-def fuzz(seconds: float, seed: int = 0) -> tuple[int, int]:
-    """Damage samples for some seconds; return how many files were tried, and how many refused."""
-    draw, tried, refused = random.Random(seed), 0, 0
-    ends = time.monotonic() + seconds
-    with tempfile.TemporaryDirectory() as folder:
-        while time.monotonic() < ends:
-            _, sample = SAMPLES[draw.choice(list(SAMPLES))]
-            format = draw.choice((None, None, *FORMATS))
-            data = damage(sample, draw)
-            try:
-                refused += check_damaged(Path(folder) / "file", data, format)
-            except BaseException:
-                print(f"seed {seed}, file {tried}: format {format}, {data!r}", file=sys.stderr)
-                raise
-            tried += 1
-    return tried, refused
-
-
-if __name__ == "__main__":
-    print("files tried: {}, refused: {}".format(*fuzz(float(sys.argv[1]), int(time.time()))))

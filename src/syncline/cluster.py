@@ -82,7 +82,11 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     collective_s: float = 0.0
     """What a collective across machines costs besides its messages, latencies and bytes."""
     cores: int | None = None
-    """Cores of a machine; None for as many as it has ranks."""
+    """Cores of a machine, which its ranks share; None if no rank ever waits for one."""
+    one_computer: bool = False
+    """Whether all machines are parts of one computer, whose cores they share: the lab."""
+    byte_s: float = 0.0
+    """A rank's processor time for a byte that it sends to another machine or gets from there."""
     copies: Link | None = None
     """Between a rank's device and its host, where messages come from; None if they are one."""
     device: str = ""
@@ -100,7 +104,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     def to_dict(self) -> dict[str, Any]:
         """Return the cluster as plain data, without the facts that it does not have."""
         found: dict[str, Any] = msgspec.to_builtins(self)
-        usual = {"copies": None, "device": ""}
+        usual = {"copies": None, "device": "", "one_computer": False, "byte_s": 0.0}
         return {
             key: value for key, value in found.items() if key not in usual or value != usual[key]
         }
@@ -126,6 +130,7 @@ def cluster_from(facts: ClusterFacts) -> Cluster:
         inside=inside,
         copies=_known_link(facts.copies),
         cores=facts.cores,
+        one_computer=facts.one_computer or False,
         device=facts.device,
         **{name: getattr(facts, name).value for name in NUMBERS},
     )
@@ -184,6 +189,8 @@ def cluster_of(
         message_s=_or(settings.message_s, base.message_s),
         collective_s=_or(settings.collective_s, base.collective_s),
         cores=base.cores if settings.cores is None else settings.cores,
+        one_computer=base.one_computer if settings.one_computer is None else settings.one_computer,
+        byte_s=_or(settings.byte_s, base.byte_s),
         copies=_copies(base.copies, settings),
         device=settings.device or (base.device if settings.flops_per_s is None else ""),
     )

@@ -88,18 +88,22 @@ class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """The device that computes, by its name in `device.py`."""
     ranks_per_machine: int | None = None
     cores: int | None = None
+    one_computer: bool | None = None
+    """Whether its machines are parts of one computer, whose cores they share."""
     network: LinkFacts = LinkFacts()
     inside: LinkFacts = LinkFacts()
     copies: LinkFacts = LinkFacts()
     message_s: Fact | None = None
     collective_s: Fact | None = None
+    byte_s: Fact | None = None
+    """A rank's processor time for a byte to or from another machine."""
     flops_per_s: Fact | None = None
     update_bytes_per_s: Fact | None = None
     measured: tuple[Measured, ...] = ()
 
 
 LEVELS = ("network", "inside", "copies")
-NUMBERS = ("message_s", "collective_s", "flops_per_s", "update_bytes_per_s")
+NUMBERS = ("message_s", "collective_s", "byte_s", "flops_per_s", "update_bytes_per_s")
 
 
 class Range(NamedTuple):
@@ -144,7 +148,7 @@ def filled(facts: ClusterFacts, base: ClusterFacts) -> ClusterFacts:
     the base's device.
     """
     links = {level: _filled_link(getattr(facts, level), getattr(base, level)) for level in LEVELS}
-    names = (*NUMBERS, "cores", "ranks_per_machine", "device")
+    names = (*NUMBERS, "cores", "one_computer", "ranks_per_machine", "device")
     others = {name: _first(getattr(facts, name), getattr(base, name)) for name in names}
     if facts.flops_per_s is not None:
         others["device"] = facts.device

@@ -33,10 +33,11 @@ THIS_MACHINE = "this-machine"
 
 _TEXTS = ("name", "source", "base", "device")
 _COUNTS = ("ranks_per_machine", "cores")
-_KEYS = ("format", "version", *_TEXTS, *_COUNTS, *NUMBERS, *LEVELS, "measured")
-_SECONDS = ("latency_s", "message_s", "collective_s")
+_FLAGS = ("one_computer",)
+_KEYS = ("format", "version", *_TEXTS, *_COUNTS, *_FLAGS, *NUMBERS, *LEVELS, "measured")
+_SECONDS = ("latency_s", "message_s", "collective_s", "byte_s")
 _EXAMPLES = {
-    **{"latency_s": "30e-6", "message_s": "17e-6", "collective_s": "7e-6"},
+    **{"latency_s": "30e-6", "message_s": "17e-6", "collective_s": "7e-6", "byte_s": "4e-10"},
     **{"flops_per_s": "5e10", "rates": "[[65536, 0.6e9], [1048576, 1.1e9]]"},
 }
 _COLUMNS = Measured.__struct_fields__
@@ -83,7 +84,7 @@ def write_cluster(facts: ClusterFacts, path: Path) -> None:
 def cluster_to_toml(facts: ClusterFacts) -> str:
     """Write facts as TOML that reads back as equal facts."""
     lines = [f'format = "{FORMAT}"', f"version = {VERSION}"]
-    lines += _lines(facts, (*_TEXTS, *_COUNTS, *NUMBERS))
+    lines += _lines(facts, (*_TEXTS, *_COUNTS, *_FLAGS, *NUMBERS))
     for level in LEVELS:
         link = _lines(getattr(facts, level), LinkFacts.__struct_fields__)
         lines += ["", f"[{level}]", *link] if link else []
@@ -142,6 +143,7 @@ class _Reader:
         self._check_keys(raw, "", _KEYS)
         found: dict[str, Any] = {key: self._text(raw, key) for key in _TEXTS if key in raw}
         found |= {key: self._count(raw, key) for key in _COUNTS if key in raw}
+        found |= {key: self._flag(raw[key], key) for key in _FLAGS if key in raw}
         found |= {key: self._fact(raw[key], key) for key in NUMBERS if key in raw}
         found |= {key: self._link(raw[key], key) for key in LEVELS if key in raw}
         if "measured" in raw:
@@ -193,6 +195,13 @@ class _Reader:
         if type(value) is not int or not 1 <= value <= 2**31:
             fix = f"Write for example {key} = 8."
             self._refuse(key, f"got {shown(value)}", "this is a whole number, 1 or more", fix)
+        return value
+
+    def _flag(self, value: Any, key: str) -> bool:
+        if not isinstance(value, bool):
+            self._refuse(
+                key, f"got {shown(value)}", "this is true or false", f"Write {key} = true."
+            )
         return value
 
     def _fact(self, raw: Any, key: str) -> Fact:

@@ -40,6 +40,7 @@ def _of_cpus(network: LinkFacts, source: str) -> ClusterFacts:
         update_bytes_per_s=Fact(6 * GB, 4 * GB, 8 * GB, "sums and copies of one core"),
         message_s=_us(17, 10, 37, "benchmarks/messages.py, two machines"),
         collective_s=_us(7, 4, 53, "benchmarks/messages.py, two machines"),
+        byte_s=Fact(0.4e-9, 0.2e-9, 1e-9, "measure links, loopback, two machines"),
     )
 
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from syncline.config.words import printable
+from syncline.config.words import brief
 from syncline.device import Kind
 from syncline.errors import ConfigError
 from syncline.files import write_atomically
@@ -194,6 +194,14 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return size_bytes / self.update_s if self.update_s else math.inf
 
     @property
+    def crowding(self) -> float:
+        """How many times as long layers took because those that were measured shared cores."""
+        ranks, threads, cores = (self.machine.get(name) for name in ("ranks", "threads", "cores"))
+        if not (isinstance(ranks, int) and isinstance(threads, int) and isinstance(cores, int)):
+            return 1.0
+        return max(1.0, ranks * threads / max(1, cores))
+
+    @property
     def forward_s(self) -> float:
         return sum(layer.forward_s for layer in self.layers)
 
@@ -222,8 +230,8 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             and layer.output_bytes is not None
         }
 
-    def times_s(self) -> dict[int, tuple[float, float]]:
-        """Return forward and backward seconds by the number of a parameter.
+    def times_s(self, factor: float = 1.0) -> dict[int, tuple[float, float]]:
+        """Return forward and backward seconds by the number of a parameter, times a factor.
 
         A layer's forward reads all its parameters and its backward comes before any of their
         gradients, so its time belongs to the last of them. The time of a layer without parameters
@@ -235,26 +243,38 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         for layer in self.layers:
             number = last_of.get(layer.name, number)
             forward_s, backward_s = found.get(number, (0.0, 0.0))
-            found[number] = (forward_s + layer.forward_s, backward_s + layer.backward_s)
+            found[number] = (
+                forward_s + layer.forward_s * factor,
+                backward_s + layer.backward_s * factor,
+            )
         return found
 
 
 def read(path: str | Path) -> Workload:
     """Read a workload from JSON; raise ConfigError if the file is not one, or is damaged."""
-    way_out = "Give a file that simulate --write-workload wrote, or write it once more."
     try:
-        found = msgspec.json.decode(Path(path).read_bytes())
+        data = Path(path).read_bytes()
+    except OSError as error:
+        problem = f"cannot be read ({(error.strerror or type(error).__name__).lower()})"
+        raise ConfigError(str(path), problem, "a workload is a file", _WAY_OUT) from None
+    return parse(data, str(path))
+
+
+_WAY_OUT = "Give a file that simulate --write-workload wrote, or write it once more."
+
+
+def parse(data: bytes, source: str = "the workload") -> Workload:
+    """Return the workload of a file's bytes; errors name it `source`."""
+    try:
+        found = msgspec.json.decode(data)
         if _version_of(found) == 1:
             _check_fields_of_1(found)
         workload = msgspec.convert(found, Workload)
         _check(workload)
-    except OSError as error:
-        problem = f"cannot be read ({(error.strerror or type(error).__name__).lower()})"
-        raise ConfigError(str(path), problem, "a workload is a file", way_out) from None
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        problem = printable(str(error) or type(error).__name__)
+        problem = brief(str(error) or type(error).__name__)
         rule = f"a workload is JSON with format {FORMAT}, version 1 or 2, a name and layers"
-        raise ConfigError(str(path), problem, rule, way_out) from None
+        raise ConfigError(source, problem, rule, _WAY_OUT) from None
     return workload
 
 

@@ -15,7 +15,8 @@ from syncline.cluster_facts import Measured
 from syncline.cluster_file import cluster_to_toml, parse_cluster
 from syncline.errors import MeasureError
 from syncline.measure import fit
-from syncline.measure.fit import Limit, non_negative, predicted_s
+from syncline.measure.fit import Limit, predicted_s
+from syncline.measure.least_squares import non_negative
 from syncline.measure.sweep import KINDS, SIZES
 
 RATES = ((65536.0, 0.4e9), (1048576.0, 1.0e9))

@@ -179,7 +179,7 @@ def test_options_that_do_not_fit_are_refused(tmp_path):
 @settings(max_examples=150)
 @given(data=some.data())
 def test_no_damage_gives_a_traceback(data, tmp_path_factory):
-    """See fuzz_imports.py, which tries more of them in longer time."""
+    """`fuzz_files.py` tries more of them in longer time."""
     format, sample = SAMPLES[data.draw(some.sampled_from(sorted(SAMPLES)))]
     at = data.draw(some.integers(0, len(sample)))
     to = at + data.draw(some.sampled_from([0, 1, 2, 30, len(sample)]))

@@ -54,6 +54,7 @@ from syncline.virtual.clock import Clock, Signal
 from syncline.virtual.fast_link import FastLinks
 from syncline.virtual.fill import slack_of
 from syncline.virtual.link import Links, Port
+from syncline.virtual.processors import Cores
 from syncline.virtual.turns import Turns
 
 
@@ -69,6 +70,7 @@ class VirtualWorld:
         algorithm: str,
         has_fast_links: bool = False,
         one_for_all: bool = False,
+        threads: int = 1,
     ) -> None:
         self.clock = clock
         self.cluster = cluster
@@ -79,10 +81,9 @@ class VirtualWorld:
         self.last_death_s = -1.0
         self.gone: set[int] = set()
         """The ranks that have died."""
-        self.endpoints = [
-            Endpoint(rank, Turns(clock, f"the comm lane of rank {rank}"))
-            for rank in range(cluster.ranks)
-        ]
+        self.cores = Cores(clock, cluster, threads)
+        turns = (Turns(clock, f"the comm lane of rank {rank}") for rank in range(cluster.ranks))
+        self.endpoints = [Endpoint(rank, one, self.cores) for rank, one in enumerate(turns)]
         self.copies = cluster.copies if cluster.machines > 1 else None
         """Between devices and hosts, if messages go through them."""
         self.ways, rates = ways_of(cluster), rates_of(cluster)
@@ -126,6 +127,8 @@ class VirtualWorld:
             moving_s = self.clock.now_s + link.latency_s + link.lost_s(num_bytes, num_bytes)
             self.clock.at(moving_s, start, done)
         else:
+            for rank in (one, other):
+                self.cores.take(rank, self.cluster.message_s + num_bytes * self.cluster.byte_s)
             sent_s = self.clock.now_s if is_answer else self.send_messages(one, 1)
             moving_s = sent_s + link.latency_s + link.lost_s(num_bytes, num_bytes)
             if isinstance(self.links, FastLinks):
@@ -336,6 +339,7 @@ class VirtualComm:
                         finish(gathering.brought)
                 gathering.done.set()
 
+            group.take_cores(charge.phases)
             group.pay(charge.phases, end)
         gathering.done.wait(lambda: group.explain(gathering, me.doing))
         recorder = me.traffic.recorder

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from syncline.cluster import Link
     from syncline.comm.virtual_bundle import Calls
     from syncline.comm.virtual_window import Asked
+    from syncline.virtual.processors import Cores
 
 
 class Booked:
@@ -50,6 +51,7 @@ class Endpoint:
     rank: int
     turns: Turns | Booked
     """Work on the comm lane, the rank's own and what it serves: one thing at a time."""
+    cores: Cores
     traffic: Traffic = field(default_factory=Traffic)
     channel: int = 0
     """The channel of the hook that runs. Collectives of one channel keep their order."""
@@ -69,6 +71,10 @@ class Endpoint:
     is_serving: bool = False
     changed: Signal | None = None
     """Set when the next call has been served."""
+
+    def take_core(self, core_s: float) -> None:
+        """Let the comm lane use a core for so long."""
+        self.cores.take(self.rank, core_s)
 
     @property
     def doing(self) -> str:

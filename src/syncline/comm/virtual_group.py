@@ -182,6 +182,21 @@ class VirtualGroup:
         """Return the bytes that a position hands to its peers, and those for which it stands."""
         return sum(charge.sent) if self.world.one_for_all else charge.sent[position]
 
+    def take_cores(self, phases: Sequence[Phase]) -> None:
+        """Let each member's comm lane use a core for a collective: for messages and bytes."""
+        cluster = self.world.cluster
+        if cluster.cores is None:
+            return
+        core_s = cluster.collective_s if is_across(phases) else 0.0
+        for phase in phases:
+            if phase.where == "inside":
+                core_s += self._alone_s(phase)
+            elif phase.where == "across":
+                both = 2 * phase.num_bytes / (len(self.ranks) / len(self.machines))
+                core_s += phase.messages * cluster.message_s + both * cluster.byte_s
+        for rank in self.ranks:
+            self.world.cores.take(rank, core_s)
+
     def pay(self, phases: Sequence[Phase], done: Callable[[], None]) -> None:
         """Let the time of a collective pass, then call `done`."""
         collective_s = self.world.cluster.collective_s

@@ -153,6 +153,7 @@ class VirtualWindow(OneByOne):
             # The answer is what is published when the request is served.
             asked.got, version = owner.published, owner.version
             if serving_s:
+                asked.owner.take_core(serving_s)
                 self._world.clock.sleep(serving_s)
             return version
 
@@ -195,6 +196,7 @@ class VirtualWindow(OneByOne):
             # to the processes that run meanwhile. The memory it works on needs no gradient.
             result = owner.functions[function](Call.of(rank, values, out, note))
             if serving_s:
+                asked.owner.take_core(serving_s)
                 self._world.clock.sleep(serving_s)
             return result
 

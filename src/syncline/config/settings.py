@@ -193,9 +193,11 @@ class ClusterSettings(Table, frozen=True, kw_only=True):
 
     `preset` names a cluster; settings that are not None replace its numbers. `device` is what a
     rank computes on, None for a core with `flops_per_s`. `machines` is None for
-    one rank on each machine, `cores` for as many as a machine has ranks. `input_s` is the time to
-    load one rank's samples of a step, None for what a workload file says, else 0. `message_s` and
-    `collective_s` are processor time of a message and of a collective. `duplex` says whether a
+    one rank on each machine, `cores` if no rank of a machine ever waits for a core. With
+    `one_computer` all machines share the cores of one computer. `input_s` is the time to
+    load one rank's samples of a step, None for what a workload file says, else 0. `message_s`,
+    `collective_s` and `byte_s` are processor time of a message, of a collective, and of a byte that
+    goes to another machine or comes from there. `duplex` says whether a
     machine's link carries both directions at once, or both together at its rate. Where ranks have a
     device, `copy_latency_s` and `copy_rate_bytes_per_s` are of its copies to and from the host,
     before and after an exchange across machines. `algorithm` is how machines
@@ -218,7 +220,9 @@ class ClusterSettings(Table, frozen=True, kw_only=True):
     duplex: Literal["full", "half"] | None = None
     copy_latency_s: Annotated[float, Meta(ge=0, examples=[10e-6])] | None = None
     copy_rate_bytes_per_s: Annotated[float, Meta(gt=0, examples=[12e9])] | None = None
+    byte_s: Annotated[float, Meta(ge=0, examples=[4e-10])] | None = None
     cores: Annotated[int, Meta(ge=1, examples=[8])] | None = None
+    one_computer: bool | None = None
     input_s: Annotated[float, Meta(ge=0, examples=[0.01])] | None = None
     algorithm: Literal["direct", "ring"] = "direct"
     links: Literal["exact", "fast"] = "exact"

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 _SHOWN_CHARACTERS = 60  # a value, its key and the rule then fit into two lines of a terminal
+_MOST_SAID = 400
+"""Characters of what another library says of an error."""
 
 
 def toml_value(value: Any) -> str:
@@ -39,6 +41,12 @@ def toml_key(name: str) -> str:
 def printable(value: object) -> str:
     """Return the text of a value with line breaks and the like escaped: an error is one line."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
+
+
+def brief(value: object) -> str:
+    """Return the text of an error of others on one line, without the middle if it is long."""
+    text = printable(value)
+    return text if len(text) <= _MOST_SAID else f"{text[: _MOST_SAID - 80]} ... {text[-75:]}"
 
 
 def shown(value: Any) -> str:

@@ -19,15 +19,13 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from syncline.cluster import Cluster, cluster_from
 from syncline.cluster_facts import ClusterFacts, Fact, LinkFacts, Measured
 from syncline.comm.cost import Phase, is_across, plan, seconds
 from syncline.errors import MeasureError
+from syncline.measure.least_squares import Floats, robust
 from syncline.measure.sweep import SMALL
-
-Floats = npt.NDArray[np.float64]
 
 KNOTS = tuple(1 << power for power in range(14, 25, 2))
 """Bytes of messages, 16 KB to 16 MB, at which the seconds of a byte are fitted."""
@@ -36,6 +34,8 @@ _LEVELS = ("inside", "across")
 _PRIOR = 0.05
 """The weight of the one rate that fits all sizes, for sizes that times hardly depend on."""
 _SEED = 1
+_LARGE = 1 << 18
+"""Collectives of so many bytes tell what a byte costs the processor."""
 _SOURCE = "syncline measure links"
 
 
@@ -65,6 +65,7 @@ def fitted(
     used = [one for one in rows if most_ranks is None or _ranks(one) <= most_ranks]
     model, best = _within(used, rows, limits)
     facts = _facts(model, best, model.draws(draws), limits)
+    facts = msgspec.structs.replace(facts, byte_s=_byte_cost(used, facts))
     cluster = cluster_from(facts)
     measured = tuple(
         msgspec.structs.replace(one, residual=predicted_s(cluster, one) / one.median_s - 1)
@@ -89,6 +90,27 @@ def phases_of(one: Measured) -> tuple[Phase, ...]:
     return plan(
         one.what, one.size_bytes, machines=one.machines, ranks_per_machine=one.ranks_per_machine
     )
+
+
+def _byte_cost(rows: Sequence[Measured], facts: ClusterFacts) -> Fact | None:
+    """Return a rank's processor time for a byte to or from another machine, from large collectives.
+
+    What is left of their processor time when messages and the collective are taken off: copies to
+    and from the network's streams, and sums.
+    """
+    if facts.message_s is None or facts.collective_s is None:
+        return None
+    found = []
+    for one in rows:
+        phases = [phase for phase in phases_of(one) if phase.where == "across"]
+        both = 2 * sum(phase.num_bytes for phase in phases) / one.ranks_per_machine
+        if phases and one.size_bytes >= _LARGE and one.cpu_s > 0:
+            messages_s = sum(phase.messages for phase in phases) * facts.message_s.value
+            found.append(max(0.0, one.cpu_s - facts.collective_s.value - messages_s) / both)
+    if not found:
+        return None
+    low, middle, high = np.quantile(found, (0.05, 0.5, 0.95)).tolist()
+    return _rounded(Fact(middle, low, high, _SOURCE))
 
 
 def _ranks(one: Measured) -> int:
@@ -194,61 +216,6 @@ def _parts(knots: Sequence[int], size: float) -> list[tuple[int, float]]:
             part = math.log(size / below) / math.log(above / below)
             return [(below, 1 - part), (above, part)]
     return [(knots[-1], 1.0)]
-
-
-def robust(matrix: Floats, counts: Floats, num_rows: int, rounds: int = 15) -> Floats:
-    """Return x >= 0 for which matrix @ x is near 1, in a sum of about |log(matrix @ x)|.
-
-    By repeated least squares, each row weighted so that its squared error is that of the sum. The
-    rows after the first `num_rows` keep their weights.
-    """
-    weights = counts.copy()
-    found = np.zeros(matrix.shape[1])
-    for _ in range(rounds):
-        root = np.sqrt(weights)
-        found = non_negative(matrix * root[:, None], root)
-        ratios = np.clip(matrix[:num_rows] @ found, 0.01, 100.0)
-        logs = np.abs(np.log(ratios))
-        slopes = np.where(logs > 1e-6, logs / np.maximum(np.abs(ratios - 1), 1e-6), 1.0)
-        weights[:num_rows] = counts[:num_rows] * slopes**2 / np.maximum(logs, 0.05)
-    return found
-
-
-def non_negative(matrix: Floats, targets: Floats) -> Floats:
-    """Return x >= 0 with the least |matrix @ x - targets|.
-
-    Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23: unknowns are freed one by
-    one, the one that helps most first, and fixed at zero again if they would become negative.
-    """
-    scale = np.linalg.norm(matrix, axis=0)
-    scale[scale == 0] = 1.0
-    matrix = matrix / scale
-    found, is_free = np.zeros(matrix.shape[1]), np.zeros(matrix.shape[1], dtype=bool)
-    for _ in range(3 * matrix.shape[1]):
-        gain = matrix.T @ (targets - matrix @ found)
-        gain[is_free] = 0.0
-        if gain.max(initial=0.0) <= 1e-9 * max(1.0, float(np.abs(targets).sum())):
-            break
-        is_free[int(gain.argmax())] = True
-        found = _settled(matrix, targets, found, is_free)
-    return found / scale
-
-
-def _settled(
-    matrix: Floats, targets: Floats, found: Floats, is_free: npt.NDArray[np.bool_]
-) -> Floats:
-    """Solve for the free unknowns; fix those again that would be negative."""
-    while is_free.any():
-        wanted = np.zeros_like(found)
-        wanted[is_free] = np.linalg.lstsq(matrix[:, is_free], targets, rcond=None)[0]
-        negative = is_free & (wanted <= 0)
-        if not negative.any():
-            return wanted
-        steps = found[negative] / np.maximum(found[negative] - wanted[negative], 1e-300)
-        found = found + float(steps.min()) * (wanted - found)
-        is_free &= found > 1e-15
-        found[~is_free] = 0.0
-    return np.zeros_like(found)
 
 
 def _within(

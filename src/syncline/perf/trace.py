@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from syncline.config.words import brief
 from syncline.errors import ConfigError
 from syncline.files import write_atomically
 
@@ -145,7 +146,7 @@ class Trace(msgspec.Struct, frozen=True):
             try:
                 tasks.append(decoder.decode(line))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise _damaged(source, number, str(error)) from None
+                raise _damaged(source, number, brief(error)) from None
         _check(tasks, source)
         return cls(tuple(tasks), header)
 
@@ -167,13 +168,17 @@ class Trace(msgspec.Struct, frozen=True):
                 str(path), f"cannot be read ({reason})", "a trace is a file", _WAY_OUT
             ) from None
         if data.startswith(b"\x1f\x8b"):
-            try:
-                data = gzip.decompress(data)
-            except (OSError, EOFError, zlib.error):
-                raise ConfigError(
-                    str(path), "it cannot be decompressed", "a .gz file is whole", _AGAIN
-                ) from None
+            return cls.from_compressed(data, str(path))
         return cls.from_bytes(data, str(path))
+
+    @classmethod
+    def from_compressed(cls, data: bytes, source: str = "the trace") -> Trace:
+        """Read the bytes of a .gz file."""
+        try:
+            return cls.from_bytes(gzip.decompress(data), source)
+        except (OSError, EOFError, zlib.error):
+            rule = "a .gz file is whole"
+            raise ConfigError(source, "it cannot be decompressed", rule, _AGAIN) from None
 
     def _sorted(self) -> list[Task]:
         return sorted(self.tasks, key=lambda task: (task.rank, task.number))
@@ -208,8 +213,8 @@ def _header_of(line: bytes, source: str) -> Header:
         )
     try:
         return msgspec.json.decode(line, type=Header)
-    except msgspec.DecodeError as error:
-        raise _damaged(source, 1, str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _damaged(source, 1, brief(error)) from None
 
 
 def _check(tasks: Sequence[Task], source: str) -> None:

@@ -39,6 +39,10 @@ def print_measured(facts: ClusterFacts, path: Path, console: Console) -> None:
     for name, fact in (("a message", facts.message_s), ("a collective", facts.collective_s)):
         if fact is not None:
             table.add_row(f"{name}, processor time", *_in_us(fact))
+    if facts.byte_s is not None:
+        low, high = (f"{end * 1e9:.3g}" for end in facts.byte_s.bounds)
+        value = f"{facts.byte_s.value * 1e9:.3g} ns"
+        table.add_row("a byte, processor time", value, f"{low} to {high} ns")
     console.print(table)
     errors = [abs(one.residual) for one in facts.measured]
     console.print(

@@ -27,6 +27,7 @@ from syncline.engine.layout import Layout, cut, lay_out
 from syncline.engine.memory import make_buckets, open_shard, shapes_of
 from syncline.engine.share import Share
 from syncline.engine.steps import Steps
+from syncline.perf.graph import COMPUTE
 from syncline.perf.pace import RankSteps
 from syncline.perf.recorder import Recorder
 from syncline.sim.alike import largest_strip
@@ -336,7 +337,9 @@ class VirtualRank:
 
     def _spend(self, kind: str, bucket: int, step: int, seconds: float) -> None:
         started = self._clock.now_s
-        if seconds:
+        if kind in COMPUTE:
+            self.world.cores.compute(self.rank, seconds)
+        elif seconds:
             self._clock.sleep(seconds)
         if self.recorder is not None:
             self.recorder.follow(kind, bucket, step, started)

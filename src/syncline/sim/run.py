@@ -105,6 +105,7 @@ def simulate(
     links: LinkModel = "exact",
     workers: int = 0,
     prefetch: int = 0,
+    threads: int = 1,
     on_step: Callable[[int], None] = lambda step: None,
 ) -> Outcome:
     """Run all ranks of a cluster through some steps; `workload` is one shard of one step.
@@ -115,6 +116,7 @@ def simulate(
     asks for a trace; `on_step` is called after every step of rank 0. `links` chooses the model of
     links that messages share: with "fast" ones many ranks are simulated sooner, not exactly.
     On each rank `workers` processes, or one thread, load up to `prefetch` batches ahead of use.
+    Layers compute on so many `threads`; if the cluster says its cores, they share those.
     """
     make = strategy if callable(strategy) else functools.partial(make_strategy, strategy)
     first = make()
@@ -127,6 +129,8 @@ def simulate(
     by_number = sorted(sizes, key=lambda size: size.number)
     plan = make_plan(first, World(machines), by_number, shards)
     is_recorded = learning is not None or traces or keeps_messages
+    has_cores = cluster.cores is not None
+    shares_cores = has_cores and (cluster.one_computer or cluster.ranks_per_machine > 1)
     clock = Clock()
     world = VirtualWorld(
         clock,
@@ -134,7 +138,8 @@ def simulate(
         learns=learning is not None,
         algorithm=algorithm,
         has_fast_links=links == "fast",
-        one_for_all=not is_recorded and are_alike(first, plan, conditions),
+        one_for_all=not (is_recorded or shares_cores) and are_alike(first, plan, conditions),
+        threads=threads,
     )
     if plan.split is not None and learning is not None:
         raise ConfigError(
@@ -148,7 +153,7 @@ def simulate(
     setting = Setting(
         plan=plan,
         sizes=sizes,
-        times_s=workload.times_s(),
+        times_s=workload.times_s(1 / workload.crowding if has_cores else 1.0),
         backward_s=plan.times_for(
             lambda: tuple((layer.name, layer.backward_s) for layer in workload.layers)
         ),
@@ -216,8 +221,8 @@ def simulate(
 def _quiet_collector(*, learns: bool) -> Iterator[None]:
     """Keep Python's garbage collector from scanning the many small objects of a run.
 
-    A simulation of sizes makes no garbage: the collector is off. A run that learns only excludes
-    the objects that exist already.
+    The little garbage of a simulation of sizes waits until it has ended: the collector is off. A
+    run that learns only excludes the objects that exist already.
     """
     was_on = gc.isenabled()
     gc.freeze()

@@ -57,6 +57,7 @@ class TimedOptimizer:
         if self._inner is not None:
             self._inner.run(update)
         if self._seconds:
+            self._me.take_core(self._seconds)
             self._me.turns.spend(self._seconds)
         recorder = self._me.traffic.recorder
         if recorder is not None:
