@@ -23,8 +23,9 @@ import torch
 
 from benchmarks.das_constants import CONSTANTS, Row
 from syncline.cluster import Cluster, Link
+from syncline.cluster_facts import Fact
 from syncline.contract import Plan, UpdateSettings, World
-from syncline.device import Constant, Device, update_s
+from syncline.device import Device, update_s
 from syncline.engine.bucket import Bucket
 from syncline.measure.count import Counted, count
 from syncline.measure.derive import layer_of, times_on, workload_of
@@ -74,8 +75,8 @@ def batch_of(row: Row, values: Values) -> int:
 def device_of(row: Row, values: Values, *, lost: float = 0.0) -> Device:
     """Return a node's device; `lost` of its cores do not compute."""
 
-    def known(value: float) -> Constant:
-        return Constant(value, value, value, "benchmarks/das_constants.py")
+    def known(value: float) -> Fact:
+        return Fact(value, source="benchmarks/das_constants.py")
 
     machine = row.machine
     peak = known(machine.peak_flops_per_s * (machine.cores - lost) / machine.cores)

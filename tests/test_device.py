@@ -11,8 +11,9 @@ from torch import nn
 
 from small_job import SYNTHETIC, refusal, small
 from syncline.cluster import cluster_of
+from syncline.cluster_facts import Fact
 from syncline.config import parse_job
-from syncline.device import DEVICES, Constant, Device, Work, names, seconds_of, update_s
+from syncline.device import DEVICES, Device, Work, names, seconds_of, update_s
 from syncline.errors import ConfigError
 from syncline.measure.derive import derive
 from syncline.sim.job import find_workload, simulate_job
@@ -20,7 +21,7 @@ from syncline.workload import write
 
 
 def sure(value):
-    return Constant(value, value, value, "by hand")
+    return Fact(value, source="by hand")
 
 
 BY_HAND = Device(
@@ -83,11 +84,12 @@ def test_every_constant_of_every_device_has_a_source_and_a_range():
         for key, one in msgspec.structs.asdict(device).items():
             if key == "name":
                 continue
-            assert 0 <= one.low <= one.value <= one.high, (name, key)
-            assert one.is_fact == ("peak" in key), (name, key)
-            assert one.source.startswith("assumed") != one.is_fact, (name, key)
+            low, high = one.bounds
+            assert 0 <= low <= one.value <= high, (name, key)
+            assert (low == high) == ("peak" in key), (name, key)
+            assert one.source.startswith("assumed") == (low < high), (name, key)
         for key in ("conv_efficiency", "linear_efficiency"):
-            assert getattr(device, key).high < 1
+            assert getattr(device, key).bounds[1] < 1
     assert names()[0] == "core"
 
 

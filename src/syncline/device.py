@@ -19,6 +19,8 @@ from typing import Literal
 
 import msgspec
 
+from syncline.cluster_facts import Fact
+
 Kind = Literal["conv", "linear", "norm", "embedding", "attention", "other"]
 """What a layer computes, as far as its speed depends on it."""
 
@@ -26,42 +28,32 @@ DEFAULT = "core"
 """One core with the rate `cluster.flops_per_s` for every kind of layer, and nothing else."""
 
 
-class Constant(msgspec.Struct, frozen=True):
-    """A number, between which bounds it surely lies, and where it comes from."""
-
-    low: float
-    value: float
-    high: float
-    source: str
-
-    @property
-    def is_fact(self) -> bool:
-        """Whether it is a published fact; everything else is assumed or measured."""
-        return self.low == self.high
+def _fact(value: float, source: str) -> Fact:
+    return Fact(value, source=source)
 
 
-def _fact(value: float, source: str) -> Constant:
-    return Constant(value, value, value, source)
+def _known(low: float, value: float, high: float, source: str) -> Fact:
+    return Fact(value, low, high, source)
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank computes on. Peaks are those of one rank's device, in float32 tensors."""
 
     name: str
-    conv_peak_flops_per_s: Constant
-    peak_flops_per_s: Constant
+    conv_peak_flops_per_s: Fact
+    peak_flops_per_s: Fact
     """Of everything that is not a convolution."""
-    conv_efficiency: Constant
+    conv_efficiency: Fact
     """The part of the peak that large convolutions reach."""
-    linear_efficiency: Constant
+    linear_efficiency: Fact
     """The part that large matrix products reach, in linear layers and elsewhere."""
-    conv_half_samples: Constant
+    conv_half_samples: Fact
     """With this many samples a convolution reaches half of its efficiency."""
-    linear_half_rows: Constant
+    linear_half_rows: Fact
     """With this many rows a matrix product reaches half of its efficiency."""
-    memory_bytes_per_s: Constant
+    memory_bytes_per_s: Fact
     """The rate that streaming reads and writes reach."""
-    launch_s: Constant
+    launch_s: Fact
     """What a layer costs in each direction besides: starting its kernels."""
 
 
@@ -119,27 +111,27 @@ _CPU_LAUNCH = "assumed: starting and joining the threads of all cores"
 _MEMORY = "assumed: 85 % of the data sheet's peak"
 
 
-def _xeon(name: str, peak: Constant, memory: Constant) -> Device:
+def _xeon(name: str, peak: Fact, memory: Fact) -> Device:
     """Return a machine of two Xeon processors as one rank, with the kernels of Das et al. 2016."""
     assumed = "assumed, after Das et al. 2016 for kernels made for it; PyTorch's may be slower"
     return Device(
         name=name,
         conv_peak_flops_per_s=peak,
         peak_flops_per_s=peak,
-        conv_efficiency=Constant(0.75, 0.90, 0.92, assumed),
-        linear_efficiency=Constant(0.5, 0.70, 0.8, assumed),
-        conv_half_samples=Constant(0.0, 0.0, 1.0, "assumed: threads share an image's features"),
-        linear_half_rows=Constant(8.0, 16.0, 32.0, "assumed: a weight is read once for all rows"),
+        conv_efficiency=_known(0.75, 0.90, 0.92, assumed),
+        linear_efficiency=_known(0.5, 0.70, 0.8, assumed),
+        conv_half_samples=_known(0.0, 0.0, 1.0, "assumed: threads share an image's features"),
+        linear_half_rows=_known(8.0, 16.0, 32.0, "assumed: a weight is read once for all rows"),
         memory_bytes_per_s=memory,
-        launch_s=Constant(2e-6, 10e-6, 50e-6, _CPU_LAUNCH),
+        launch_s=_known(2e-6, 10e-6, 50e-6, _CPU_LAUNCH),
     )
 
 
 def _gpu(
     name: str,
     *,
-    conv_peak: Constant,
-    peak: Constant,
+    conv_peak: Fact,
+    peak: Fact,
     conv: tuple[float, float, float],
     linear: tuple[float, float, float],
     memory_bytes_per_s: float,
@@ -150,12 +142,12 @@ def _gpu(
         name=name,
         conv_peak_flops_per_s=conv_peak,
         peak_flops_per_s=peak,
-        conv_efficiency=Constant(*conv, assumed),
-        linear_efficiency=Constant(*linear, assumed),
-        conv_half_samples=Constant(0.5, 2.0, 8.0, _GPU_FILL),
-        linear_half_rows=Constant(8.0, 32.0, 128.0, _GPU_ROWS),
-        memory_bytes_per_s=Constant(0.7 * memory, 0.85 * memory, 0.93 * memory, _MEMORY),
-        launch_s=Constant(4e-6, 10e-6, 25e-6, _GPU_LAUNCH),
+        conv_efficiency=_known(*conv, assumed),
+        linear_efficiency=_known(*linear, assumed),
+        conv_half_samples=_known(0.5, 2.0, 8.0, _GPU_FILL),
+        linear_half_rows=_known(8.0, 32.0, 128.0, _GPU_ROWS),
+        memory_bytes_per_s=_known(0.7 * memory, 0.85 * memory, 0.93 * memory, _MEMORY),
+        launch_s=_known(4e-6, 10e-6, 25e-6, _GPU_LAUNCH),
     )
 
 
@@ -172,12 +164,12 @@ DEVICES: dict[str, Device] = {
         _xeon(
             "e5-2698v3",
             _fact(2355e9, "Intel ARK: 2 x 16 cores, 2.3 GHz; 32 FLOP a cycle with two AVX2 FMA"),
-            Constant(90e9, 110e9, 125e9, "assumed: 80 % of two sockets' 68 GB/s (Intel ARK)"),
+            _known(90e9, 110e9, 125e9, "assumed: 80 % of two sockets' 68 GB/s (Intel ARK)"),
         ),
         _xeon(
             "e5-2666v3",
             _fact(1670e9, "Amazon c4.8xlarge: 2 x 9 cores, 2.9 GHz; 32 FLOP a cycle"),
-            Constant(80e9, 100e9, 120e9, "assumed: as two sockets of the same generation"),
+            _known(80e9, 100e9, 120e9, "assumed: as two sockets of the same generation"),
         ),
         _gpu(
             "k80",
