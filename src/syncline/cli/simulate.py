@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from syncline.cli.output import debug_option
 from syncline.cli.run import check_ranks
 from syncline.cli.train import check_names
-from syncline.cluster import PRESETS, Cluster, cluster_of, conditions_of
+from syncline.cluster import PRESETS, Cluster, cluster_of, conditions_of, known_facts
 from syncline.cluster_file import find_cluster
 from syncline.config import Job, read_job
 from syncline.files import check_can_be_written, explained
 from syncline.report.clusters import print_clusters
+from syncline.report.simulated import Found, print_found, to_json_dict
 from syncline.run_folder import finite
 
 if TYPE_CHECKING:
+    from syncline.cluster_facts import ClusterFacts
+    from syncline.perf.explain import Explanation
+    from syncline.sim.interval import Interval
     from syncline.sim.run import Outcome
     from syncline.workload import Workload
+
+_INTERVAL_S = 30.0
+"""An interval is found without being asked for if it takes no longer."""
+_EXPLAINED = 1000
+"""A run is explained without being asked for if its ranks take no more steps together."""
 
 
 def _list_clusters(wanted: bool) -> None:
@@ -61,6 +68,18 @@ def simulate(
     write_workload: Path | None = typer.Option(
         None, "--write-workload", metavar="FILE", help="Write the layers' times and sizes."
     ),
+    interval: bool | None = typer.Option(
+        None,
+        "--interval/--no-interval",
+        help="Say how far the step may be off; takes some more simulations.",
+        show_default=f"if that takes {_INTERVAL_S:g} s at most",
+    ),
+    explain: bool | None = typer.Option(
+        None,
+        "--explain/--no-explain",
+        help="Say what a step is spent on, and what would help.",
+        show_default=f"up to {_EXPLAINED} steps of all ranks together",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the result as one JSON object."),
     list_clusters: bool = typer.Option(
         False, "--list-clusters", callback=_list_clusters, is_eager=True, help="Show the presets."
@@ -93,7 +112,7 @@ def simulate(
     if ranks is not None:
         check_ranks("--ranks", ranks)
     job.check()
-    facts = None if cluster_name is None else find_cluster(cluster_name)
+    facts = find_cluster(cluster_name or job.cluster.preset)
     if cluster_name in PRESETS:
         settings = msgspec.structs.replace(job.cluster, preset=cluster_name)
         job = msgspec.structs.replace(job, cluster=settings)
@@ -109,17 +128,58 @@ def simulate(
     if write_workload is not None:
         check_can_be_written("--write-workload", write_workload)
     found = None
-    if workload is not None or write_workload is not None:
+    if not learn or workload is not None or write_workload is not None:
         found = _find_workload(job, cluster, workload, write_workload)
     wanted = None if learn else steps
-    outcome = _run(job, cluster, found, wanted, show=not as_json, traces=trace is not None)
+    if explain is None:
+        explain = cluster.ranks * ((job.run.steps or _EXPLAINED) if learn else steps) <= _EXPLAINED
+    asks = explain or trace is not None
+    outcome = _run(job, cluster, found, wanted, show=not as_json, traces=asks)
     if trace is not None and outcome.trace is not None:
         with explained(trace):
             outcome.trace.write(trace)
+    doubted, why = _find_interval(job, cluster, facts, found, outcome, interval)
+    whole = Found(job, outcome, doubted, why, _explained(outcome) if explain else None, trace)
     if as_json:
-        print(json.dumps(finite(to_json_dict(job, outcome)), allow_nan=False))
+        print(json.dumps(finite(to_json_dict(whole)), allow_nan=False))
     else:
-        print_outcome(job, outcome, trace, Console(highlight=False))
+        print_found(whole, Console(highlight=False))
+
+
+def _explained(outcome: Outcome) -> Explanation | None:
+    from syncline.perf.explain import explain
+
+    return None if outcome.trace is None else explain(outcome.trace, "the simulation's trace")
+
+
+def _find_interval(
+    job: Job,
+    cluster: Cluster,
+    facts: ClusterFacts,
+    workload: Workload | None,
+    outcome: Outcome,
+    wanted: bool | None,
+) -> tuple[Interval | None, str]:
+    """Return where the step's time lies, or None and why that is not said."""
+    from syncline.sim.interval import count_simulations, find_interval, given_keys
+    from syncline.sim.job import STEPS, find_workload, simulate_job, with_choices
+
+    if wanted is False:
+        return None, ""
+    found = find_workload(job, cluster) if workload is None else workload
+    facts, given = known_facts(facts), given_keys(job.cluster)
+    count = count_simulations(cluster, found, facts, given)
+    takes_s = count * outcome.wall_s
+    if wanted is None and takes_s > _INTERVAL_S:
+        return None, f"no interval: it takes {count} more simulations, {takes_s:.0f} s: --interval"
+    chosen, _ = with_choices(job, cluster, found)
+    steps = max(2, min(outcome.steps, STEPS))
+
+    def step_of(other: Cluster, its: Workload) -> float:
+        return simulate_job(chosen, other, steps=steps, workload=its).step_s
+
+    around_s = outcome.step_s
+    return find_interval(step_of, cluster, found, facts, given, around_s), ""
 
 
 def _find_workload(job: Job, cluster: Cluster, path: Path | None, written: Path | None) -> Workload:
@@ -158,95 +218,3 @@ def _run(
             traces=traces,
             on_step=lambda step: bar.update(task, completed=step),
         )
-
-
-def to_json_dict(job: Job, outcome: Outcome) -> dict[str, Any]:
-    """Return the figures as plain data."""
-    found: dict[str, Any] = {
-        "strategy": job.strategy.name,
-        "ranks": outcome.ranks,
-        "machines": outcome.machines,
-        "shards": outcome.shards,
-        "steps": outcome.steps,
-        "step_s": outcome.step_s,
-        "samples_per_s": outcome.samples_per_s,
-        "alone_s": outcome.alone_s,
-        "speed_up": outcome.speed_up,
-        "efficiency": outcome.efficiency,
-        "exposed_communication": outcome.exposed_communication,
-        "exposed_input": outcome.exposed_input,
-        "input_wait_s": outcome.input_wait_s,
-        "layout": outcome.layout,
-        "sent_bytes": outcome.sent_bytes,
-        "peak_memory_bytes": outcome.peak_memory_bytes,
-        "mean_peak_memory_bytes": outcome.mean_peak_memory_bytes,
-        "memory_share_bytes": outcome.memory_share_bytes,
-        "wall_s": outcome.wall_s,
-        "gone": outcome.gone,
-        "links": outcome.links,
-        "link_slack": outcome.link_slack,
-    }
-    if outcome.choice:
-        found["choice"] = list(outcome.choice)
-    if outcome.weights_sha256 is not None:
-        found |= {
-            "loss": outcome.loss,
-            "test_loss": outcome.test_loss,
-            "accuracy": outcome.accuracy,
-            "weights_sha256": outcome.weights_sha256,
-            "curve": [dataclasses.asdict(point) for point in outcome.curve],
-        }
-    return found
-
-
-def print_outcome(job: Job, outcome: Outcome, trace: Path | None, console: Console) -> None:
-    """Print what was found as a table."""
-    from syncline.perf.explain import short
-
-    where = f"{outcome.ranks} ranks on {outcome.machines} machines"
-    for line in outcome.choice:
-        console.print(line, soft_wrap=True)
-    console.print(f"{job.model.name}, {job.strategy.name}, {where}, simulated:")
-    table = Table(show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_row("step", f"{outcome.step_s * 1e3:.3g} ms")
-    table.add_row("samples/s", short(outcome.samples_per_s))
-    table.add_row("one rank alone, the same batch", f"{outcome.alone_s * 1e3:.3g} ms")
-    table.add_row("speed-up against it", f"{outcome.speed_up:.2f}")
-    table.add_row("efficiency", f"{outcome.efficiency:.1%}")
-    table.add_row("exposed communication", f"{outcome.exposed_communication:.1%}")
-    if outcome.exposed_input:
-        table.add_row("waiting for input", f"{outcome.exposed_input:.1%}")
-    table.add_row("sent by a rank in a step", f"{outcome.sent_bytes / 1e6:.3g} MB")
-    if outcome.peak_memory_bytes is not None and outcome.mean_peak_memory_bytes is not None:
-        most, mean = outcome.peak_memory_bytes / 1e6, outcome.mean_peak_memory_bytes / 1e6
-        table.add_row("peak memory of tensors, a rank", f"{short(most)} MB (mean {short(mean)})")
-    slack = outcome.link_slack
-    about = "" if slack is None else f" (approximate, slack {slack:.1%})"
-    table.add_row("links", f"{outcome.links}{about}")
-    if outcome.weights_sha256 is not None:
-        table.add_row("loss of the last step", f"{outcome.loss:.4f}")
-        if outcome.accuracy is not None:
-            table.add_row("accuracy", f"{outcome.accuracy:.2%}")
-        table.add_row("weights", outcome.weights_sha256[:16])
-    console.print(table)
-    if len(outcome.curve) > 1:
-        console.print(_curve(outcome))
-    for rank, how in outcome.gone.items():
-        console.print(f"rank {rank} {how}; the others went on without it")
-    if trace is not None:
-        console.print(f"trace: {trace}")
-
-
-def _curve(outcome: Outcome) -> Table:
-    """Return what evaluations found as a table."""
-    table = Table("step", "samples", "virtual s", "sent MB", "loss", "test loss", "accuracy")
-    for point in outcome.curve:
-        test_loss = "" if point.test_loss is None else f"{point.test_loss:.4f}"
-        accuracy = "" if point.accuracy is None else f"{point.accuracy:.2%}"
-        table.add_row(
-            *(f"{point.step:,}", f"{point.samples:,}", f"{point.time_s:.4g}"),
-            *(f"{point.total_sent_bytes / 1e6:.4g}", f"{point.loss:.4f}", test_loss, accuracy),
-        )
-    return table

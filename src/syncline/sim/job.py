@@ -51,7 +51,6 @@ def simulate_job(
     """
     settings, bucket_bytes = job.strategy, job.strategy.bucket_bytes
     assert settings.shards is not None
-    assert job.data.prefetch != "auto"
     learning = Learning(job) if learns else None
     if learning is None:
         workload = workload or find_workload(job, cluster)
@@ -59,11 +58,9 @@ def simulate_job(
         workload = _derive(job, cluster, learning.model, learning.data)
     else:
         _check_fits(workload, learning.parameters)
-    wanted, choice = settings.own, tuple[str, ...]()
-    if isinstance(wanted, HybridSettings) and wanted.must_choose:
-        tried = candidates(workload, cluster, settings.shards, wanted)
-        settings = msgspec.structs.replace(settings, settings=best_of(tried).settings)
-        choice = tuple(table_of(tried))
+    job, choice = with_choices(job, cluster, workload)
+    settings = job.strategy
+    assert job.data.prefetch != "auto"
     found = simulate(
         workload,
         cluster,
@@ -76,6 +73,7 @@ def simulate_job(
         links=job.cluster.links,
         workers=job.data.workers,
         prefetch=job.data.prefetch,
+        threads=job.run.threads,
         conditions=conditions_of(job.cluster, job.run.seed, job.faults),
         learning=learning,
         num_settings=num_settings(job),
@@ -87,12 +85,20 @@ def simulate_job(
     found = dataclasses.replace(found, choice=choice)
     if found.trace is None:
         return found
-    about = {
-        "job": job_to_toml(msgspec.structs.replace(job, strategy=settings)),
-        "strategy": settings.name,
-    }
+    about = {"job": job_to_toml(job), "strategy": settings.name}
     header = msgspec.structs.replace(found.trace.header, **about)
     return dataclasses.replace(found, trace=Trace(found.trace.tasks, header))
+
+
+def with_choices(job: Job, cluster: Cluster, workload: Workload) -> tuple[Job, tuple[str, ...]]:
+    """Return the job with what its strategy leaves to the simulator, and the reasons, in lines."""
+    wanted, shards = job.strategy.own, job.strategy.shards
+    assert shards is not None
+    if not (isinstance(wanted, HybridSettings) and wanted.must_choose):
+        return job, ()
+    tried = candidates(workload, cluster, shards, wanted)
+    settings = msgspec.structs.replace(job.strategy, settings=best_of(tried).settings)
+    return msgspec.structs.replace(job, strategy=settings), tuple(table_of(tried))
 
 
 def find_workload(job: Job, cluster: Cluster, path: Path | None = None) -> Workload:
