@@ -17,10 +17,13 @@ from torch import nn
 from syncline.models.sleeping import SleepingLayer, sleeping
 
 
-def make(size_bytes: int, layers: int, compute_s: float) -> nn.Module:
-    """Return a network of equal layers; forward takes a third of the time of compute."""
-    one = SleepingLayer(size_bytes // layers, compute_s / 3 / layers, compute_s * 2 / 3 / layers)
-    return sleeping([one] * layers)
+def make(sizes: list[int], compute_s: float) -> nn.Module:
+    """Return a network of layers with these bytes, which compute equally long.
+
+    Forward takes a third of the time of compute.
+    """
+    each_s = compute_s / len(sizes)
+    return sleeping([SleepingLayer(size, each_s / 3, each_s * 2 / 3) for size in sizes])
 
 
 class SlowSamples:
@@ -44,9 +47,11 @@ def samples(sample_s: float) -> tuple[SlowSamples, None]:
     return SlowSamples(sample_s), None
 
 
-def measure(size_bytes: int, layers: int, compute_s: float, steps: int = 15) -> tuple[float, float]:
-    """Return the median seconds of forward and of backward, in a plain loop with SGD."""
-    model = make(size_bytes, layers, compute_s)
+def measure(model: nn.Module, steps: int = 15) -> dict[str, float]:
+    """Return the median seconds of forward and of backward, in a plain loop with SGD.
+
+    Also the relative spread of both together: half the way from the 16th to the 84th percentile.
+    """
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     x, forward_s, backward_s = torch.ones(4, 2), [], []
     for _ in range(steps):
@@ -58,10 +63,16 @@ def measure(size_bytes: int, layers: int, compute_s: float, steps: int = 15) -> 
         backward_s.append(time.perf_counter() - middle_s)
         optimizer.step()
         optimizer.zero_grad()
-    return statistics.median(forward_s), statistics.median(backward_s)
+    both = sorted(map(sum, zip(forward_s, backward_s, strict=True)))
+    low, high = both[round(0.16 * (steps - 1))], both[round(0.84 * (steps - 1))]
+    return {
+        "forward_s": statistics.median(forward_s),
+        "backward_s": statistics.median(backward_s),
+        "spread": (high - low) / 2 / statistics.median(both),
+    }
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    found = measure(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
-    print(json.dumps({"forward_s": found[0], "backward_s": found[1]}))
+    model = make(json.loads(sys.argv[1]), float(sys.argv[2]))
+    print(json.dumps(measure(model)))

@@ -17,11 +17,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import random
-import secrets
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -33,8 +30,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.channels import ArmFailed
+from benchmarks.clock_machines import Machines, ask
 from benchmarks.command import end_cleanly, machine_facts, names
-from benchmarks.versions import TOP_FOLDER
 
 MACHINES = 4
 SIZE_BYTES, LAYERS = 25_000_000, 10
@@ -67,33 +64,18 @@ class Costs(NamedTuple):
     @classmethod
     def measure(cls, rate: str) -> Costs:
         """Measure each in a process of its own, before anything else runs."""
-        network = (str(4 * elements_of(rate) * LAYERS), str(LAYERS), str(COMPUTE_S))
+        network = (json.dumps([4 * elements_of(rate)] * LAYERS), str(COMPUTE_S))
+        times = ask("benchmarks.clock_job", *network)
         return cls(
-            **_ask("benchmarks.latency", "--json"),
-            **_ask("benchmarks.messages", "--json"),
-            **_ask("benchmarks.clock_job", *network),
+            **ask("benchmarks.latency", "--json"),
+            **ask("benchmarks.messages", "--json"),
+            **{key: times[key] for key in ("forward_s", "backward_s")},
         )
 
 
 def elements_of(rate: str) -> int:
     """Return how many parameters a layer has, so that the wire takes as long at any rate."""
     return round(SIZE_BYTES * rate_bytes_per_s(rate) / rate_bytes_per_s("1gbit")) // LAYERS // 4
-
-
-def _ask(module: str, *words: str) -> dict[str, float]:
-    path = f"{TOP_FOLDER / 'src'}:{TOP_FOLDER}:{TOP_FOLDER / 'tests'}"
-    ended = subprocess.run(
-        [sys.executable, "-m", module, *words],
-        cwd=TOP_FOLDER,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    if ended.returncode:
-        raise ArmFailed(f"python -m {module} failed:\n{ended.stderr[-2000:]}")
-    found: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
-    return found
 
 
 ARMS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -123,8 +105,7 @@ JOB = """
 name = "benchmarks.clock_job:make"
 
 [model.options]
-size_bytes = {size_bytes}
-layers = {layers}
+sizes = {sizes}
 compute_s = {compute_s}
 
 [data]
@@ -159,8 +140,7 @@ def write_job(folder: Path, rate: str, costs: Costs) -> tuple[Path, Path]:
     job, times = folder / "job.toml", folder / "workload.json"
     elements = elements_of(rate)
     text = JOB.format(
-        size_bytes=4 * elements * LAYERS,
-        layers=LAYERS,
+        sizes=[4 * elements] * LAYERS,
         compute_s=COMPUTE_S,
         sample_s=INPUT_S / SAMPLES,
         rate_bytes_per_s=rate_bytes_per_s(rate) * PAYLOAD_SHARE,
@@ -207,74 +187,6 @@ def simulate(
     return found
 
 
-class Machines:
-    """A process on each machine of a lab, which runs ranks when asked."""
-
-    def __init__(self, lab: Lab, log: Path) -> None:
-        self._lab, self._log = lab, log
-        source = str(TOP_FOLDER / "src")
-        env = {**os.environ, "PYTHONPATH": f"{source}:{TOP_FOLDER}", "OMP_NUM_THREADS": "1"}
-        with log.open("wb") as stderr:
-            self._workers = [
-                lab.popen(
-                    machine,
-                    [sys.executable, "-m", "benchmarks.clock_worker"],
-                    cwd=TOP_FOLDER,
-                    env=env,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=stderr,
-                    text=True,
-                )
-                for machine in range(lab.machines)
-            ]
-        self._port = 29600
-        for worker in self._workers:
-            self._read(worker)
-
-    def train(
-        self, job: Path, ranks: int, sets: Sequence[str], out: Path, trace: Path | None
-    ) -> Any:
-        """Train on the first `ranks` machines; return a summary, with the median step of ranks."""
-        self._port += 1
-        shared = {
-            **{"WORLD_SIZE": str(ranks), "GROUP_WORLD_SIZE": str(ranks)},
-            **{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
-            **{"MASTER_ADDR": self._lab.address(0), "MASTER_PORT": str(self._port)},
-            **{"SYNCLINE_JOB": secrets.token_hex(4), "SYNCLINE_KEY": "00" * 16},
-        }
-        workers = self._workers[:ranks]
-        for rank, worker in enumerate(workers):
-            own = {"RANK": str(rank), "GROUP_RANK": str(rank)}
-            question = {"job": str(job), "sets": list(sets), "out": str(out / str(rank))}
-            question |= {"trace": str(trace) if trace else "", "environment": shared | own}
-            assert worker.stdin is not None
-            print(json.dumps(question), file=worker.stdin, flush=True)
-        answers = [json.loads(self._read(worker)) for worker in workers]
-        for rank, found in enumerate(answers):
-            if "error" in found:
-                raise ArmFailed(f"rank {rank}, {' '.join(sets)}:\n{found['error']}")
-        # A rank that only serves takes no steps of its own.
-        steps_s = [found["step_s"] for found in answers if found["step_s"]]
-        return answers[0] | {"step_s": statistics.median(steps_s)}
-
-    def _read(self, worker: subprocess.Popen[str]) -> str:
-        """Return a line of a worker. It ends at the latest when the ranks' own limits do."""
-        assert worker.stdout is not None
-        line = worker.stdout.readline()
-        if not line:
-            end = self._log.read_text(errors="replace")[-3000:]
-            raise ArmFailed(f"a machine's process has ended. The end of the log:\n{end}")
-        return line
-
-    def close(self) -> None:
-        for worker in self._workers:
-            assert worker.stdin is not None
-            worker.stdin.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.wait(timeout=10)
-
-
 def measure(job: argparse.Namespace, folder: Path, job_file: Path) -> dict[tuple[str, str], Any]:
     """Run all arms on one lab, in turn; return the summaries of each."""
     arms = [(arm, how) for arm in job.arms for how in job.inputs]
@@ -282,7 +194,7 @@ def measure(job: argparse.Namespace, folder: Path, job_file: Path) -> dict[tuple
     order = random.Random(0)
     with (
         Lab(MACHINES, job.rate) as lab,
-        contextlib.closing(Machines(lab, folder / "log")) as machines,
+        contextlib.closing(Machines(MACHINES, folder / "log", lab)) as machines,
     ):
         for turn in range(job.rounds):
             for arm, how in order.sample(arms, len(arms)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from benchmarks.prediction_cases import SLEEPING
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -93,6 +94,25 @@ def test_a_trace_is_a_graph_on_one_clock(job_file, tmp_path, strategy):
     assert (header.shards, header.samples, header.steps) == (3, 8, 6)
     assert all(bucket.parameters and bucket.num_bytes for bucket in header.buckets)
     assert "[strategy]" in header.job
+
+
+@pytest.mark.parametrize("strategy", sorted({*STRATEGIES} - {"hybrid"}))  # it has linear layers
+def test_little_of_a_step_of_50_ms_is_between_tasks(tmp_path, strategy):
+    job_file = tmp_path / "job.toml"
+    job_file.write_text(SLEEPING.format(sizes=[40_000] * 4, compute_s=0.05))
+    shares = []
+    for turn in range(3):  # one of three: other programs may come in between
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        sets = [f"strategy.name={strategy}", "run.steps=8"]
+        sets += ["strategy.local.period=2"] if strategy == "local" else []
+        trace = trace_of(job_file, folder, *sets)
+        breakdown = break_down(retime(compile_trace(trace)))
+        assert breakdown.step_s >= 0.05
+        shares.append(breakdown.parts_s["between"] / breakdown.step_s)
+        if shares[-1] <= 0.05:
+            return
+    raise AssertionError(shares)
 
 
 @pytest.mark.parametrize("strategy", ["synchronous", "server", "gossip"])

@@ -13,7 +13,7 @@ from typing import NoReturn
 import typer
 
 from syncline.cli import explain as explain_command
-from syncline.cli import key, measure, run, simulate, train, verify
+from syncline.cli import key, measure, run, simulate, train, validate, verify
 from syncline.cli.output import is_debug, report, say
 from syncline.errors import SynclineError
 from syncline.resources import explain
@@ -33,6 +33,7 @@ app.command(
 app.command("simulate", context_settings={"max_content_width": 100})(simulate.simulate)
 app.command("explain", context_settings={"max_content_width": 100})(explain_command.explain)
 app.add_typer(measure.app, name="measure")
+app.command("validate", context_settings={"max_content_width": 100})(validate.validate)
 app.command("verify", context_settings={"max_content_width": 100})(verify.verify)
 app.command("key")(key.key)
 

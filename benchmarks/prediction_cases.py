@@ -1,0 +1,166 @@
+"""The cases of `benchmarks.prediction`: places, networks and strategies, and each one's job."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from lab.network import rate_bytes_per_s
+
+from syncline import dataset
+
+STRATEGIES: dict[str, tuple[str, ...]] = {
+    "synchronous": (),
+    "all_reduce": (),
+    "wait_free": (),
+    "merged": (),
+    "sync_server": (),
+    "layered": (),
+    "server": (),
+    "elastic": (),
+    "gossip": (),
+    "local": ("strategy.local.period=5",),
+    "hybrid": (),
+}
+"""Settings besides the name. Hybrid needs a real network with linear layers."""
+
+
+class Network(NamedTuple):
+    """A network, and its job."""
+
+    name: str
+    is_real: bool
+    samples: int
+    """Of a rank in a step."""
+    job: str
+
+
+SLEEPING = """
+[model]
+name = "benchmarks.clock_job:make"
+
+[model.options]
+sizes = {sizes}
+compute_s = {compute_s}
+
+[data]
+name = "benchmarks.clock_job:samples"
+batch = 4
+prefetch = 0
+
+[data.options]
+sample_s = 0.0
+
+[optimizer]
+lr = 1e-4
+
+[run]
+steps = 10
+"""
+RESNET = """
+[model]
+name = "resnet-20"
+classes = 10
+
+[data]
+name = "synthetic"
+image_size = 32
+samples = 512
+batch = 8
+
+[optimizer]
+lr = 0.01
+
+[run]
+steps = 10
+"""
+MLP = """
+[model]
+name = "mlp"
+classes = 10
+options = { hidden = [512, 512] }
+
+[data]
+name = "synthetic"
+image_size = 16
+samples = 2048
+batch = 128
+
+[optimizer]
+lr = 0.01
+momentum = 0.9
+
+[run]
+steps = 10
+"""
+
+
+def _sleeping(sizes_mb: list[float], compute_s: float, share: float) -> str:
+    sizes = [int(1e6 * share * one) // 4 * 4 for one in sizes_mb]
+    return SLEEPING.format(sizes=sizes, compute_s=compute_s)
+
+
+def network(name: str, rate: str) -> Network:
+    """Return a network; those that sleep are sized so that the wire matters at this rate."""
+    share = rate_bytes_per_s(rate or "1gbit") / rate_bytes_per_s("1gbit")
+    match name:
+        case "even":
+            return Network(name, False, 4, _sleeping([1.25] * 10, 0.15, share))
+        case "heavy":
+            # As in old convolutional networks: most bytes at the end, most compute before.
+            return Network(name, False, 4, _sleeping([0.1] * 8 + [8.0, 4.0], 0.1, share))
+        case "resnet-20":
+            return Network(name, True, 8, RESNET)
+        case "mlp":
+            return Network(name, True, 128, MLP)
+    raise ValueError(name)
+
+
+class Case(dataset.Case):
+    """One measured run, several times."""
+
+    __slots__ = ()
+
+    @property
+    def group(self) -> str:
+        """Cases whose strategies are compared with one another."""
+        return self.key.rpartition("/")[0]
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether ranks compute on fewer cores than there are ranks."""
+        return self.network in ("resnet-20", "mlp") and self.ranks > 2
+
+    def sets(self, steps: int) -> list[str]:
+        own = network(self.network, self.rate)
+        return [
+            f"strategy.name={self.strategy}",
+            *STRATEGIES[self.strategy],
+            f"data.batch={own.samples * self.ranks}",
+            f"run.steps={steps}",
+        ]
+
+
+def all_cases() -> list[Case]:
+    """Return all cases: of this machine, then of the lab by the rate of its links."""
+    found = [
+        Case("", name, ranks, strategy)
+        for name in ("resnet-20", "mlp")
+        for ranks in (2, 4)
+        for strategy in STRATEGIES
+        if not (strategy == "hybrid" and name == "resnet-20")
+    ]
+    found += [
+        Case(rate, name, ranks, strategy)
+        for rate in ("1gbit", "100mbit")
+        for name in ("even", "heavy", "resnet-20")
+        for ranks in (2, 4, 8)
+        for strategy in STRATEGIES
+        if strategy != "hybrid"
+    ]
+    # On the real network with linear layers, hybrid also in the lab.
+    found += [
+        Case(rate, "mlp", 4, strategy)
+        for rate in ("1gbit", "100mbit")
+        for strategy in ("synchronous", "hybrid")
+    ]
+    return found

@@ -1,0 +1,129 @@
+"""A job predicted and run on this machine: how far off each figure was.
+
+The prediction knows layers and links as two ranks measured them, and nothing of the runs that it is
+compared with.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from syncline.cluster import cluster_of
+from syncline.cluster_facts import ClusterFacts
+from syncline.config import ClusterSettings, Job
+from syncline.sim.interval import Interval, find_interval
+from syncline.sim.job import STEPS, simulate_job, with_choices
+from syncline.sim.run import Outcome
+from syncline.workload import Workload
+
+
+class Predicted(NamedTuple):
+    """What is said beforehand."""
+
+    outcome: Outcome
+    interval: Interval
+
+
+class Figure(NamedTuple):
+    """One figure, said beforehand and measured: the median run, the least and the most."""
+
+    name: str
+    predicted: float
+    measured: float
+    least: float
+    most: float
+
+    @property
+    def error(self) -> float:
+        """How far off it was: of what was measured, or in points if it is a share."""
+        off = self.predicted - self.measured
+        return off if self.name in SHARES else off / self.measured if self.measured else 0.0
+
+
+SHARES = ("exposed_communication",)
+FIGURES = ("step_s", "samples_per_s", "exposed_communication", "sent_bytes")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One number of ranks."""
+
+    ranks: int
+    figures: tuple[Figure, ...]
+    interval: Interval
+
+    @property
+    def step(self) -> Figure:
+        return next(one for one in self.figures if one.name == "step_s")
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the measured step lies in its interval."""
+        return self.interval.low_s <= self.step.measured <= self.interval.high_s
+
+    def to_json_dict(self) -> dict[str, Any]:
+        return {
+            "ranks": self.ranks,
+            "interval_s": [self.interval.low_s, self.interval.high_s],
+            "is_inside": self.is_inside,
+            "figures": {
+                one.name: {
+                    "predicted": one.predicted,
+                    "measured": one.measured,
+                    "least": one.least,
+                    "most": one.most,
+                    "error": one.error,
+                }
+                for one in self.figures
+            },
+        }
+
+
+def on_this_machine(job: Job) -> Job:
+    """Return the job without the cluster that it describes: it runs here."""
+    return msgspec.structs.replace(job, cluster=ClusterSettings())
+
+
+def predict(
+    job: Job, ranks: int, machines: int, facts: ClusterFacts, workload: Workload
+) -> Predicted:
+    """Predict a job's steps from what was measured; the workload has a shard's samples."""
+    cluster = cluster_of(job.cluster, ranks, machines, facts)
+    job = job.resolved(ranks, cluster.by_machine)
+    assert job.strategy.shards is not None
+    own = workload.for_samples(job.data.batch // job.strategy.shards)
+    outcome = simulate_job(job, cluster, steps=STEPS, workload=own)
+    chosen, _ = with_choices(job, cluster, own)
+    interval = find_interval(
+        lambda other, its: simulate_job(chosen, other, steps=STEPS, workload=its).step_s,
+        cluster,
+        own,
+        facts,
+    )
+    return Predicted(outcome, interval)
+
+
+def compare(predicted: Predicted, runs: Sequence[dict[str, Any]]) -> Compared:
+    """Put a prediction beside the summaries of some runs."""
+    outcome = predicted.outcome
+    figures = []
+    for name in FIGURES:
+        found = [run[name] for run in runs]
+        median = statistics.median(found)
+        figures.append(Figure(name, getattr(outcome, name), median, min(found), max(found)))
+    return Compared(outcome.ranks, tuple(figures), predicted.interval)
+
+
+def shard_samples(job: Job, ranks: Sequence[int]) -> list[int]:
+    """Return the numbers of samples that shards have, on these numbers of ranks."""
+    found = set()
+    for number in ranks:
+        resolved = job.resolved(number)
+        assert resolved.strategy.shards is not None
+        found.add(resolved.data.batch // resolved.strategy.shards)
+    return sorted(found)
