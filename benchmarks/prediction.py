@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import functools
 import json
+import multiprocessing
 import random
 import re
 import statistics
@@ -24,10 +25,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 from lab.network import Lab, LabError, rate_bytes_per_s, why_not
 from rich.console import Console
 from rich.table import Table
@@ -66,7 +69,8 @@ class Folder:
 
     def job_file(self, case: Case) -> Path:
         path = self.path / f"{case.network}-{case.rate or 'machine'}.toml"
-        path.write_text(network(case.network, case.rate).job)
+        if not path.exists():
+            path.write_text(network(case.network, case.rate).job)
         return path
 
     def job(self, case: Case) -> Job:
@@ -211,25 +215,31 @@ def _run(folder: Folder, machines: Machines, case: Case, steps: int, turn: int) 
     print(f"{turn + 1} {case.key}: {found['step_s'] * 1e3:.1f} ms, {took_s:.1f} s", file=sys.stderr)
 
 
-def rows_of(folder: Folder, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
-    """Predict every case that was measured."""
+def rows_of(folder: Folder, cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """Predict every case that was measured, on all cores."""
     runs = folder.runs()
-    for case in cases:
-        steps_s = [run.step_s for run in runs if run.case == case]
-        if not steps_s:
-            continue
-        job, facts, own = folder.job(case), folder.facts(case), folder.workload(case)
-        machines = case.ranks if case.rate else 1
-        found = predict(job, case.ranks, machines, facts, own)
-        yield {
-            "case": list(case),
-            "measured_s": steps_s,
-            "predicted_s": found.outcome.step_s,
-            "low_s": found.interval.low_s,
-            "high_s": found.interval.high_s,
-            **_null(case, facts, own),
-        }
-        print(f"predicted {case.key}", file=sys.stderr)
+    measured = {case: [run.step_s for run in runs if run.case == case] for case in cases}
+    known = [case for case in cases if measured[case]]
+    for case in known:
+        folder.job_file(case)
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        rows = pool.map(_predict, [folder.path] * len(known), known)
+        return [{"measured_s": measured[Case(*row["case"])], **row} for row in rows]
+
+
+def _predict(path: Path, case: Case) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    folder = Folder(path)
+    job, facts, own = folder.job(case), folder.facts(case), folder.workload(case)
+    found = predict(job, case.ranks, case.ranks if case.rate else 1, facts, own)
+    print(f"predicted {case.key}", file=sys.stderr)
+    return {
+        "case": list(case),
+        "predicted_s": found.outcome.step_s,
+        "low_s": found.interval.low_s,
+        "high_s": found.interval.high_s,
+        **_null(case, facts, own),
+    }
 
 
 def _null(case: Case, facts: ClusterFacts, own: Workload) -> dict[str, float]:
@@ -301,7 +311,10 @@ def main() -> int:
             return 1
         except KeyboardInterrupt:
             return 130
-    rows = list(rows_of(folder, cases))
+    rows = rows_of(folder, cases)
+    if not rows:
+        print(f"benchmarks.prediction: {job.out} holds no runs of these cases", file=sys.stderr)
+        return 2
     found = figures(rows)
     if job.json:
         print(json.dumps({"machine": machine_facts(), **found, "rows": rows}, indent=1))

@@ -77,7 +77,8 @@ def test_a_cluster_is_set_on_the_command_line():
             " cluster: preset, device, machines, latency_s, rate_bytes_per_s, inside_latency_s,"
             " inside_rate_bytes_per_s, flops_per_s, update_bytes_per_s, message_s, collective_s,"
             " duplex, copy_latency_s, copy_rate_bytes_per_s, byte_s, cores, one_computer, input_s,"
-            " algorithm, links, jitter, jitter_sigma, jitter_shift, slow_ranks, faults, link_changes.",
+            " algorithm, links, jitter, jitter_sigma, jitter_shift, slow_ranks, faults,"
+            " link_changes.",
         ),
         (
             ["cluster.rate_byte_per_s=3"],

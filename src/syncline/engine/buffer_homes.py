@@ -118,3 +118,16 @@ def load_flat_buffers(model: nn.Module, flat: torch.Tensor) -> None:
         if buffer.is_floating_point():
             buffer.copy_(flat[at : at + buffer.numel()].view(buffer.shape))
             at += buffer.numel()
+
+
+def seen(buffers: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+    """Return buffers and their versions as they are now, for `have_changed`."""
+    return [(buffer, buffer._version) for buffer in buffers]
+
+
+def have_changed(buffers: Sequence[torch.Tensor], seen: Sequence[tuple[torch.Tensor, int]]) -> bool:
+    """Say whether a buffer was changed or replaced since it was seen."""
+    return any(
+        buffer is not before or buffer._version != version
+        for buffer, (before, version) in zip(buffers, seen, strict=True)
+    )

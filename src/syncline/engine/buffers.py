@@ -16,7 +16,14 @@ from torch import nn
 
 from syncline.comm.base import Communicator, Partials, allocate_sums
 from syncline.comm.tree import LeafPlan, Spread
-from syncline.engine.buffer_homes import Home, find_homes, kept_copy, tell_shapes
+from syncline.engine.buffer_homes import (
+    Home,
+    find_homes,
+    have_changed,
+    kept_copy,
+    seen,
+    tell_shapes,
+)
 from syncline.errors import UsageError
 
 
@@ -107,7 +114,7 @@ class Buffers:
             start = started.get(home.key, view)
             self._start[at : at + buffer.numel()].view(buffer.shape).copy_(start)
             at += buffer.numel()
-        self._seen_norms = _seen([home.value() for home in self._norms])
+        self._seen_norms = seen([home.value() for home in self._norms])
 
     def _find_homes(self) -> list[list[Home]]:
         """Return the homes of statistics, counters and others that no other object holds."""
@@ -123,12 +130,12 @@ class Buffers:
         """Set the buffers that are not statistics. What `begin_step` kept of them stays."""
         kept = zip(self._small_homes, self._start_small, strict=True)
         started = {home.key: value for home, value in kept}
-        seen = {home.key: one for home, one in zip(self._other_homes, self._seen, strict=True)}
+        known = {home.key: one for home, one in zip(self._other_homes, self._seen, strict=True)}
         self._counter_homes, self._other_homes = counters, others
         small = [(home, kept_copy(home.value())) for home in self._small_homes]
         self._start_small = [started.get(home.key, value) for home, value in small]
         found = [(home, home.value()) for home in others]
-        self._seen = [seen.get(home.key, (value, value._version)) for home, value in found]
+        self._seen = [known.get(home.key, (value, value._version)) for home, value in found]
 
     def find_new(self) -> str | None:
         """Find buffers of layers that were added; return the name of a new statistic, if any."""
@@ -182,7 +189,7 @@ class Buffers:
     @property
     def has_changed_others(self) -> bool:
         """Say whether forward wrote buffers that are not statistics."""
-        return bool(self._seen) and _have_changed(self.others, self._seen)
+        return bool(self._seen) and have_changed(self.others, self._seen)
 
     @property
     def has_changed(self) -> bool:
@@ -225,11 +232,11 @@ class Buffers:
         self._aside = None
         if self._norms:
             self._start.copy_(self._current)
-            self._seen_norms = _seen([home.value() for home in self._norms])
+            self._seen_norms = seen([home.value() for home in self._norms])
         if self._counter_homes or self._other_homes:
             others = self.others if others is None else others
             self._start_small = [kept_copy(buffer) for buffer in [*self._counters, *others]]
-            self._seen = _seen(others)
+            self._seen = seen(others)
 
     def begin_step_of(self, module: nn.Module) -> None:
         """Keep a module's own buffers, which were loaded: every shard starts from them."""
@@ -299,11 +306,17 @@ class Buffers:
                 self.load(self._aside)
             self._aside = None
 
-    def end_step(self, comm: Communicator, others_changed: bool) -> Iterator[None]:
-        """Set the averaged statistics and shard 0's other buffers. Runs on the comm lane.
+    def end_step(self, comm: Communicator, others_changed: bool) -> Iterable[None]:
+        """Set the averaged statistics and shard 0's other buffers, on the comm lane.
 
         Yields after each wait: in a simulation another rank may have used the model meanwhile.
         """
+        if others_changed or self._norms or self._counter_homes or self._other_homes:
+            return self._end_step(comm, others_changed)
+        self._aside = None
+        return ()
+
+    def _end_step(self, comm: Communicator, others_changed: bool) -> Iterator[None]:
         if self.statistics is not None:
             self._current.copy_(self.statistics.result)
         homes = [left for left, _ in self._left] or self._other_homes
@@ -334,16 +347,3 @@ class Buffers:
             if left.value() is not before and home.value() is before:
                 home.holder[home.name] = left.holder[left.name]
         self._left = []
-
-
-def _seen(buffers: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
-    return [(buffer, buffer._version) for buffer in buffers]
-
-
-def _have_changed(
-    buffers: Sequence[torch.Tensor], seen: Sequence[tuple[torch.Tensor, int]]
-) -> bool:
-    return any(
-        buffer is not before or buffer._version != version
-        for buffer, (before, version) in zip(buffers, seen, strict=True)
-    )

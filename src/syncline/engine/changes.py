@@ -66,6 +66,9 @@ class ChangesOutside:
         self.has_changed = False
         """Whether parameters were loaded or changed in place since the last step."""
         self._versions: list[int] = []
+        self._addresses: list[int] = []
+        self._all_strides: list[tuple[int, ...]] = []
+        """Where and how the parameters lay when they last lay as their buckets say."""
         self._is_in_step = False
         """Whether a `step()` has ended a shard of this step, but not the step."""
         self._needed: list[bool] = []
@@ -129,9 +132,15 @@ class ChangesOutside:
         with torch._C.DisableTorchFunctionSubclass():
             # Until buckets are built parameters have no place: buckets take them as they find them.
             if slots[0].place is not None:
-                found = list(zip(map(_address, parameters), map(_strides, parameters), strict=True))
-                if found != list(map(_place, slots)):
-                    raise self._refuse_move(found)
+                addresses, strides = (
+                    list(map(_address, parameters)),
+                    list(map(_strides, parameters)),
+                )
+                if addresses != self._addresses or strides != self._all_strides:
+                    found = list(zip(addresses, strides, strict=True))
+                    if found != list(map(_place, slots)):
+                        raise self._refuse_move(found)
+                    self._addresses, self._all_strides = addresses, strides
                 if self._buffers.statistics is not None:
                     self._check_statistics()
             if list(map(_version, parameters)) != self._versions:

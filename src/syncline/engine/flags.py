@@ -100,6 +100,9 @@ def _exact(group: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(k, v.tolist() if isinstance(v, torch.Tensor) else v) for k, v in pairs]
 
 
+_NONE = frozenset[int]()
+
+
 class Flags:
     """The sum of all ranks' flags, in memory of the step group."""
 
@@ -117,6 +120,7 @@ class Flags:
         self.partials: Partials = small_sum(comm, num_elements, dtype)
         mine = self.partials.sums[0].mine
         self._view = None if mine.is_meta else mine.numpy()
+        self._sum = None if mine.is_meta else self.partials.result.numpy()
 
     def write(self, values: Sequence[float]) -> None:
         """Write this rank's numbers, as `encode` returned them."""
@@ -126,10 +130,13 @@ class Flags:
 
     def read(self) -> Told:
         """Return what all ranks told, after the sum."""
-        found = self.partials.result.tolist()
+        assert self._sum is not None
+        found = self._sum.tolist()
         told = found[: self._num_parameters + _NUM_EXTRA]
         *has_gradient, has_changed, spoilt, is_outside, step_s, alike = told
-        without = frozenset(number for number, has in enumerate(has_gradient) if not has)
+        without = _NONE
+        if not all(has_gradient):
+            without = frozenset(number for number, has in enumerate(has_gradient) if not has)
         settings = found[-self._num_settings :] if self._num_settings else []
         is_alike = alike == self._num_ranks * self._alike
         return Told(

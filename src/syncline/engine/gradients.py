@@ -24,6 +24,7 @@ from torch.nn import Parameter
 
 from syncline.engine.bucket import Bucket, Slot, add_gradient
 from syncline.engine.buffers import Buffers, Kept
+from syncline.engine.late_gradients import take_late
 from syncline.engine.memory import open_shard
 from syncline.engine.parameters import (
     BetweenShards,
@@ -33,7 +34,6 @@ from syncline.engine.parameters import (
     UsedUp,
     Watched,
     become,
-    put_grad,
     raw_grad,
     take_grad,
     waiting_grad,
@@ -48,7 +48,6 @@ from syncline.engine.refusals import (
 )
 from syncline.engine.share import Share
 from syncline.engine.spent import Spent
-from syncline.errors import UsageError
 from syncline.perf.recorder import Recorder
 
 
@@ -250,17 +249,10 @@ class Gradients:
             self._build()
         if self._kept:
             self._close_passed()
+        late = [slot for slot in self.slots if not slot.is_taken]
+        if late:
+            take_late(late, self._take)
         for slot in self.slots:
-            if not slot.is_taken:
-                gradient = take_grad(slot.parameter)
-                if gradient is not None and not slot.fired:
-                    try:
-                        check_gradient(slot, gradient)
-                    except UsageError:
-                        put_grad(slot.parameter, gradient)  # so that the next step() refuses it too
-                        raise
-                    slot.fired = 1
-                self._take(slot, gradient)
             if slot.fired:
                 slot.has_gradient = True
                 if slot.fired > slot.expected:

@@ -23,7 +23,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -96,6 +98,18 @@ def take_grad(parameter: torch.Tensor) -> torch.Tensor | None:
         gradient = _GRAD.__get__(parameter)
         _GRAD.__set__(parameter, None)
     return gradient
+
+
+def raw_grads(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Read `.grad` of many parameters, without a step in Python for each."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return list(map(_GRAD.__get__, parameters))
+
+
+def drop_grads(parameters: Iterable[torch.Tensor]) -> None:
+    """Set `.grad` of many parameters to None, without a step in Python for each."""
+    with torch._C.DisableTorchFunctionSubclass():
+        deque(map(_GRAD.__set__, parameters, repeat(None)), maxlen=0)
 
 
 def put_grad(parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:

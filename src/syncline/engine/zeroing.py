@@ -9,13 +9,24 @@ them, together. The buffers keep what forward wrote, as in plain PyTorch.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import repeat
+from operator import is_
 
 import torch
 from torch.nn import Parameter
 
 from syncline.engine.bucket import Slot
 from syncline.engine.gradients import Gradients
-from syncline.engine.parameters import GradientTaken, UsedUp, Watched, become, put_grad, raw_grad
+from syncline.engine.parameters import (
+    GradientTaken,
+    UsedUp,
+    Watched,
+    become,
+    drop_grads,
+    put_grad,
+    raw_grad,
+    raw_grads,
+)
 from syncline.engine.refusals import refuse_gradient_between_shards, refuse_partial_discard
 
 
@@ -26,6 +37,7 @@ class Zeroing:
         """`discard` drops the gradients of the step on every rank."""
         self._gradients = gradients
         self._slots = gradients.slots
+        self._parameters = [slot.parameter for slot in gradients.slots]
         self._discard = discard
 
     def zero_grad(self, *, set_to_none: bool) -> None:
@@ -65,15 +77,15 @@ class Zeroing:
         gradients = self._gradients
         # With hooks it is known whether any came; without, as inline, only `.grad` tells.
         looks = gradients.spent.has_late or not gradients.sends_in_backward
-        is_any = False
-        for slot in self._slots:
-            parameter = slot.parameter
-            if type(parameter) is UsedUp:
-                become(parameter, Watched)
-            if looks and raw_grad(parameter) is not None:
-                put_grad(parameter, None)
-                is_any = True
-        if is_any and gradients.num_closed:
+        parameters = self._parameters
+        if UsedUp in map(type, parameters):
+            for parameter in parameters:
+                if type(parameter) is UsedUp:
+                    become(parameter, Watched)
+        if not looks or all(map(is_, raw_grads(parameters), repeat(None))):
+            return
+        drop_grads(parameters)
+        if gradients.num_closed:
             raise refuse_gradient_between_shards()
 
     def _is_pending(self) -> bool:
