@@ -81,7 +81,8 @@ class Machines:
         for rank, worker in enumerate(workers):
             places = ("LOCAL_RANK", "GROUP_RANK") if here else ("GROUP_RANK", "LOCAL_RANK")
             own = {"RANK": str(rank), places[0]: str(rank), places[1]: "0"}
-            question = {"job": str(job), "sets": list(sets), "out": str(out / str(rank))}
+            folder = out if here else out / str(rank)  # ranks of a machine share one
+            question = {"job": str(job), "sets": list(sets), "out": str(folder)}
             question |= {"trace": str(trace) if trace else "", "environment": shared | own}
             assert worker.stdin is not None
             print(json.dumps(question), file=worker.stdin, flush=True)

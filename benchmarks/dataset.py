@@ -15,22 +15,29 @@ import sys
 import tarfile
 from pathlib import Path
 
-from syncline.dataset import NAMES, Dataset, load
+from syncline.dataset import LATENCY, LINKS, RUNS, Dataset, load, read_runs
 from syncline.files import write_atomically
 
 MOST_BYTES = 20_000_000
+
+
+def members(folder: Path) -> list[str]:
+    """Return the names of what belongs to the data set: that of cases which were run."""
+    runs = read_runs((folder / RUNS).read_bytes(), str(folder / RUNS))
+    found = {RUNS, LINKS, LATENCY}
+    for case in {run.case for run in runs}:
+        found |= {case.trace_name, case.job_name, *case.layers_names}
+    return sorted(name for name in found if (folder / name).is_file())
 
 
 def pack(folder: Path) -> bytes:
     """Return the folder as a compressed archive without times and owners."""
     found = io.BytesIO()
     with tarfile.open(fileobj=found, mode="w") as archive:
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            name = path.relative_to(folder).as_posix()
-            if any(Path(name).match(pattern) for pattern in NAMES):
-                about = tarfile.TarInfo(name)
-                about.size = path.stat().st_size
-                archive.addfile(about, io.BytesIO(path.read_bytes()))
+        for name in members(folder):
+            about, data = tarfile.TarInfo(name), (folder / name).read_bytes()
+            about.size = len(data)
+            archive.addfile(about, io.BytesIO(data))
     return gzip.compress(found.getvalue(), 9, mtime=0)
 
 

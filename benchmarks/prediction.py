@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import multiprocessing
 import random
@@ -41,11 +40,13 @@ from benchmarks.clocks import PAYLOAD_SHARE
 from benchmarks.command import end_cleanly, machine_facts
 from benchmarks.prediction_cases import STRATEGIES, Case, all_cases, network
 from benchmarks.prediction_figures import error_of, figures, half_width, is_inside, missed
+from benchmarks.prediction_plot import plot
 from syncline import workload as workloads
 from syncline.cluster_facts import ClusterFacts, Fact, LinkFacts
 from syncline.cluster_file import read_cluster
 from syncline.config import Job, read_job
-from syncline.dataset import Run
+from syncline.dataset import LATENCY, LINKS, RUNS, Run, read_latency, read_runs
+from syncline.files import write_atomically
 from syncline.measure.validation import predict
 from syncline.sizes import Size
 from syncline.workload import Workload
@@ -65,10 +66,10 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
-        self._runs = path / "runs.jsonl"
+        self._runs = path / RUNS
 
     def job_file(self, case: Case) -> Path:
-        path = self.path / f"{case.network}-{case.rate or 'machine'}.toml"
+        path = self.path / case.job_name
         if not path.exists():
             path.write_text(network(case.network, case.rate).job)
         return path
@@ -80,26 +81,24 @@ class Folder:
         return workloads.read(self.layers(case))
 
     def layers(self, case: Case) -> Path:
-        sleeps = not network(case.network, case.rate).is_real
-        return self.path / f"{case.network}{f'-{case.rate}' if sleeps else ''}.json"
+        real, sleeping = case.layers_names
+        return self.path / (real if network(case.network, case.rate).is_real else sleeping)
 
     @property
     def links(self) -> Path:
-        return self.path / "links.toml"
+        return self.path / LINKS
 
-    @functools.cached_property
-    def latency_s(self) -> float:
-        found = json.loads((self.path / "latency.json").read_text())
-        return float(found["latency_s"])
+    @property
+    def latency(self) -> Path:
+        return self.path / LATENCY
 
     def facts(self, case: Case) -> ClusterFacts:
         """Return what is known of the place of a case."""
         known = read_cluster(self.links)
         if not case.rate:
-            inside = tuple(one for one in known.measured if one.machines == 1)
-            return msgspec.structs.replace(known, measured=inside)
+            return known
         rate = rate_bytes_per_s(case.rate) * PAYLOAD_SHARE
-        latency = self.latency_s
+        latency = read_latency(self.latency.read_bytes(), str(self.latency))
         network_facts = LinkFacts(
             latency_s=Fact(
                 latency, latency * (1 - LATENCY_RANGE), latency * (1 + LATENCY_RANGE), "measured"
@@ -116,28 +115,31 @@ class Folder:
         )
 
     def runs(self) -> list[Run]:
+        """Return what was measured so far. A line that was cut off in the middle is dropped."""
         if not self._runs.exists():
             return []
-        lines = self._runs.read_text().splitlines()
-        return [Run(Case(*row[0]), *row[1:]) for row in map(json.loads, lines)]
+        data = self._runs.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if whole != data:
+            write_atomically(self._runs, whole)
+        return list(read_runs(whole, str(self._runs)))
 
     def add(self, run: Run) -> None:
         with self._runs.open("a") as file:
             file.write(json.dumps(run) + "\n")
 
     def trace(self, case: Case) -> Path:
-        folder = self.path / "traces"
-        folder.mkdir(exist_ok=True)
-        return folder / f"{case.key.replace('/', '-')}.trace.gz"
+        path = self.path / case.trace_name
+        path.parent.mkdir(exist_ok=True)
+        return path
 
 
 def calibrate(folder: Folder, cases: Sequence[Case]) -> None:
     """Measure what is not in the folder yet."""
     if not folder.links.exists():
         ask("syncline", "measure", "links", "--json", "--out", str(folder.links))
-    latency = folder.path / "latency.json"
-    if not latency.exists() and any(case.rate for case in cases):
-        latency.write_text(json.dumps(ask("benchmarks.latency", "--json")))
+    if not folder.latency.exists() and any(case.rate for case in cases):
+        folder.latency.write_text(json.dumps(ask("benchmarks.latency", "--json")))
     for case in cases:
         path = folder.layers(case)
         if path.exists():
@@ -290,6 +292,7 @@ def read_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--predict", action="store_true", help="measure nothing")
     parser.add_argument("--markdown", action="store_true", help="print all cases as a table")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a scatter plot, as SVG")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(arguments)
 
@@ -316,6 +319,8 @@ def main() -> int:
         print(f"benchmarks.prediction: {job.out} holds no runs of these cases", file=sys.stderr)
         return 2
     found = figures(rows)
+    if job.plot is not None:
+        job.plot.write_text(plot(rows))
     if job.json:
         print(json.dumps({"machine": machine_facts(), **found, "rows": rows}, indent=1))
     elif job.markdown:

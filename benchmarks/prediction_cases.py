@@ -59,11 +59,11 @@ steps = 10
 RESNET = """
 [model]
 name = "resnet-20"
-classes = 10
 
 [data]
 name = "synthetic"
-image_size = 32
+sample_shape = [3, 32, 32]
+classes = 10
 samples = 512
 batch = 8
 
@@ -76,12 +76,12 @@ steps = 10
 MLP = """
 [model]
 name = "mlp"
-classes = 10
 options = { hidden = [512, 512] }
 
 [data]
 name = "synthetic"
-image_size = 16
+sample_shape = [256]
+classes = 10
 samples = 2048
 batch = 128
 

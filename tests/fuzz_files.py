@@ -1,12 +1,15 @@
 """A fuzzer of traces, clusters, workloads and imports: `python tests/fuzz_files.py 60`.
 
 A damaged file is refused in one line that names it, or read as something that gives sane numbers;
-never a traceback, never an endless or negative time. `tests/test_fuzz.py` runs it for a minute.
+never a traceback, never an endless or negative time. `tests/test_fuzz.py` runs it, for about a
+minute.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gzip
+import json
 import math
 import random
 import sys
@@ -16,9 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.dataset import pack
+
 from fuzz_imports import SAMPLES, check_damaged, damage
 from simulated import trace_of
-from syncline import workload
+from syncline import dataset, workload
 from syncline.cluster import cluster_of
 from syncline.cluster_file import cluster_to_toml, read_cluster
 from syncline.config import ClusterSettings
@@ -89,6 +94,35 @@ def check_workload(path: Path, data: bytes) -> bool:
     return False
 
 
+def check_dataset(path: Path, data: bytes) -> bool:
+    """Read every member of an archive, which is compressed here: its checksum is right."""
+    path.write_bytes(gzip.compress(data, 1))
+    with _refused(path) as refusal:
+        found = dataset.load(path)
+        for case in found.cases:
+            _check_finite([found.steps_s(case), found.latency_s()])
+            assert found.trace(case).tasks
+            assert found.workload(case).layers
+            assert found.links().network
+            assert found.job(case)
+    return bool(refusal)
+
+
+def _packed(folder: Path) -> bytes:
+    """Return a small data set, not compressed: damage then comes to its members, too."""
+    case = dataset.Case("1gbit", "even", 2, "server")
+    measured = folder / "measured"
+    (measured / "traces").mkdir(parents=True, exist_ok=True)
+    run = dataset.Run(case, 0.1, 10.0, 400.0, 0.1)
+    (measured / dataset.RUNS).write_text(json.dumps(run) + "\n")
+    (measured / dataset.LATENCY).write_text('{"latency_s": 5e-5}')
+    (measured / dataset.LINKS).write_bytes(CLUSTER)
+    workload.write(_small_workload(), measured / case.layers_names[1])
+    (measured / case.job_name).write_text("[model]\n")
+    trace_of(folder, "server", ranks=2, steps=2).write(measured / case.trace_name)
+    return gzip.decompress(pack(measured))
+
+
 def check_import(path: Path, data: bytes) -> bool:
     """Take the damaged bytes in some format, which they themselves choose."""
     is_whole = any(data == sample for _, sample in SAMPLES.values())
@@ -152,12 +186,13 @@ def samples(folder: Path) -> dict[str, tuple[Check, list[bytes]]]:
         "trace": (check_trace, traces),
         "cluster": (check_cluster, clusters),
         "workload": (check_workload, workloads),
+        "data set": (check_dataset, [_packed(folder)]),
         "import": (check_import, [sample for _, sample in SAMPLES.values()]),
     }
 
 
-def fuzz(kind: str, seconds: float, seed: int) -> tuple[int, int]:
-    """Damage files for some seconds; return how many were tried, and how many refused."""
+def fuzz(kind: str, seed: int, *, files: int = 1 << 60, seconds: float = 1e9) -> tuple[int, int]:
+    """Damage so many files, or for some seconds; return how many were tried and refused."""
     draw, tried, refused = random.Random(seed), 0, 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -165,7 +200,7 @@ def fuzz(kind: str, seconds: float, seed: int) -> tuple[int, int]:
         for sample in whole:
             assert not check(folder / "file", sample), f"{kind}: a whole file is refused"
         ends = time.monotonic() + seconds
-        while time.monotonic() < ends:
+        while tried < files and time.monotonic() < ends:
             data = damage(draw.choice(whole), draw)
             try:
                 refused += check(folder / "file", data)
@@ -176,10 +211,11 @@ def fuzz(kind: str, seconds: float, seed: int) -> tuple[int, int]:
     return tried, refused
 
 
-KINDS = ("trace", "cluster", "workload", "import")
+KINDS = ("trace", "cluster", "workload", "data set", "import")
 
 
 if __name__ == "__main__":
     for kind in KINDS:
-        tried, refused = fuzz(kind, float(sys.argv[1]) / len(KINDS), int(time.time()))
+        seconds = float(sys.argv[1]) / len(KINDS)
+        tried, refused = fuzz(kind, int(time.time()), seconds=seconds)
         print(f"{kind}: files tried: {tried}, refused: {refused}")

@@ -16,6 +16,7 @@ import msgspec
 
 from syncline.cluster_facts import NUMBERS, ClusterFacts, Duplex, LinkFacts, filled
 from syncline.comm.shape import Machines, by_machine
+from syncline.device import DEFAULT as CORE
 from syncline.errors import ConfigError
 from syncline.faults import Conditions, Fault, Jitter
 from syncline.presets import DEFAULT
@@ -95,6 +96,11 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ranks(self) -> int:
         return self.machines * self.ranks_per_machine
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether ranks compute on cores whose number is known: not on a device of their own."""
+        return self.cores is not None and self.device in ("", CORE)
 
     @property
     def by_machine(self) -> Machines:

@@ -7,27 +7,29 @@ for case in found.cases:
 
 from __future__ import annotations
 
-import json
+import math
 import statistics
 import tarfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from syncline import workload as workloads
 from syncline.cluster_facts import ClusterFacts
 from syncline.cluster_file import parse_cluster
-from syncline.config import printable
+from syncline.config.words import brief, printable
 from syncline.errors import ConfigError
 from syncline.perf.trace import Trace
 from syncline.workload import Workload
 
-NAMES = ("runs.jsonl", "links.toml", "latency.json", "*.json", "*.toml", "traces/*.trace.gz")
-"""What such a data set is made of."""
+RUNS, LINKS, LATENCY = "runs.jsonl", "links.toml", "latency.json"
 _MOST_BYTES = 1 << 30
-"""No member of an archive is larger than that."""
+"""An archive's members are no larger together."""
 
 
 class Case(NamedTuple):
@@ -41,6 +43,19 @@ class Case(NamedTuple):
     @property
     def key(self) -> str:
         return "/".join((self.rate or "machine", self.network, str(self.ranks), self.strategy))
+
+    @property
+    def trace_name(self) -> str:
+        return f"traces/{self.key.replace('/', '-')}.trace.gz"
+
+    @property
+    def job_name(self) -> str:
+        return f"{self.network}-{self.rate or 'machine'}.toml"
+
+    @property
+    def layers_names(self) -> tuple[str, str]:
+        """Where its layers' times may be: one file for all rates, or one for its own."""
+        return f"{self.network}.json", f"{self.network}-{self.rate}.json"
 
 
 class Run(NamedTuple):
@@ -62,8 +77,7 @@ class Dataset:
 
     @cached_property
     def runs(self) -> list[Run]:
-        lines = self._text("runs.jsonl").splitlines()
-        return [Run(Case(*row[0]), *row[1:]) for row in map(json.loads, lines)]
+        return list(read_runs(self._bytes(RUNS), f"{self.source}: {RUNS}"))
 
     @property
     def cases(self) -> list[Case]:
@@ -78,25 +92,25 @@ class Dataset:
         return statistics.median(self.steps_s(case))
 
     def trace(self, case: Case) -> Trace:
-        name = f"traces/{case.key.replace('/', '-')}.trace.gz"
+        name = case.trace_name
         return Trace.from_compressed(self._bytes(name), f"{self.source}: {name}")
 
     def links(self) -> ClusterFacts:
         """Return what two ranks of one machine measured."""
-        return parse_cluster(self._text("links.toml"), f"{self.source}: links.toml")
+        return parse_cluster(self._text(LINKS), f"{self.source}: {LINKS}")
 
     def latency_s(self) -> float:
         """Return half a round trip between two machines of the lab."""
-        return float(json.loads(self._text("latency.json"))["latency_s"])
+        return read_latency(self._bytes(LATENCY), f"{self.source}: {LATENCY}")
 
     def workload(self, case: Case) -> Workload:
-        name = f"{case.network}.json"
-        name = name if name in self.members else f"{case.network}-{case.rate}.json"
+        first, second = case.layers_names
+        name = first if first in self.members else second
         return workloads.parse(self._bytes(name), f"{self.source}: {name}")
 
     def job(self, case: Case) -> str:
         """Return the job's text; ranks, batch and strategy are set for each case."""
-        return self._text(f"{case.network}-{case.rate or 'machine'}.toml")
+        return self._text(case.job_name)
 
     def unpack(self, folder: str | Path) -> None:
         """Write all members below a folder."""
@@ -106,7 +120,7 @@ class Dataset:
             path.write_bytes(data)
 
     def _text(self, name: str) -> str:
-        return self._bytes(name).decode()
+        return self._bytes(name).decode(errors="replace")
 
     def _bytes(self, name: str) -> bytes:
         if name not in self.members:
@@ -115,22 +129,57 @@ class Dataset:
         return self.members[name]
 
 
+class _Latency(msgspec.Struct):
+    latency_s: float
+
+
+_ROW = tuple[tuple[str, str, int, str], float, float, float, float]
+
+
+def read_runs(data: bytes, source: str) -> Iterator[Run]:
+    """Yield the runs of a file's lines; errors name it `source`."""
+    for number, line in enumerate(data.splitlines(), 1):
+        where = f"{source}, line {number}"
+        row: Any = _decode(line, _ROW, where)
+        if not all(0 <= one < math.inf for one in row[1:]) or row[0][2] < 1:
+            rule = "figures of a run are 0 or more, and it has ranks"
+            raise ConfigError(where, brief(line.decode()), rule, "Take the whole data set again.")
+        yield Run(Case(*row[0]), *row[1:])
+
+
+def read_latency(data: bytes, source: str) -> float:
+    found: _Latency = _decode(data, _Latency, source)
+    if not 0 <= found.latency_s < math.inf:
+        rule = "a latency is 0 or more, in seconds"
+        raise ConfigError(source, f"got {found.latency_s}", rule, "Take the whole data set again.")
+    return found.latency_s
+
+
+def _decode(data: bytes, kind: Any, source: str) -> Any:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        rule = "docs/dataset.md says what it holds"
+        raise ConfigError(source, brief(error), rule, "Take the whole data set again.") from None
+
+
 def load(path: str | Path) -> Dataset:
     """Read a data set; raise ConfigError if the file is none."""
-    source, members = printable(path), dict[str, bytes]()
+    source, members, total = printable(path), dict[str, bytes](), 0
     try:
         with tarfile.open(path, "r:gz") as archive:
             for member in archive:
                 name = PurePosixPath(member.name)
                 if not member.isfile() or name.is_absolute() or ".." in name.parts:
                     raise ValueError(f"it holds {printable(member.name)}")
-                if member.size > _MOST_BYTES:
-                    raise ValueError(f"{printable(member.name)} is too large")
+                total += member.size
+                if total > _MOST_BYTES:
+                    raise ValueError("it holds more than a gigabyte")
                 file = archive.extractfile(member)
                 assert file is not None
                 members[member.name] = file.read()
-    except (OSError, EOFError, tarfile.TarError, ValueError) as error:
-        what = f"cannot be read ({printable(str(error) or type(error).__name__)})"
+    except (OSError, EOFError, tarfile.TarError, ValueError, zlib.error) as error:
+        what = f"cannot be read ({brief(error) or type(error).__name__})"
         rule = "a data set is a compressed archive"
         fix = "Make it anew: python -m benchmarks.dataset."
         raise ConfigError(source, what, rule, fix) from None

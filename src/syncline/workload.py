@@ -11,7 +11,7 @@ No torch here: a workload is read and written without it.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -201,6 +201,15 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             return 1.0
         return max(1.0, ranks * threads / max(1, cores))
 
+    def scaled(self, by: float, is_one: Callable[[Layer], bool] = lambda layer: True) -> Workload:
+        """Return the workload with the times of some layers multiplied."""
+
+        def timed(one: Layer) -> Layer:
+            times = {"forward_s": one.forward_s * by, "backward_s": one.backward_s * by}
+            return msgspec.structs.replace(one, **times) if is_one(one) else one
+
+        return msgspec.structs.replace(self, layers=tuple(map(timed, self.layers)))
+
     @property
     def forward_s(self) -> float:
         return sum(layer.forward_s for layer in self.layers)
@@ -230,8 +239,8 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             and layer.output_bytes is not None
         }
 
-    def times_s(self, factor: float = 1.0) -> dict[int, tuple[float, float]]:
-        """Return forward and backward seconds by the number of a parameter, times a factor.
+    def times_s(self) -> dict[int, tuple[float, float]]:
+        """Return forward and backward seconds by the number of a parameter.
 
         A layer's forward reads all its parameters and its backward comes before any of their
         gradients, so its time belongs to the last of them. The time of a layer without parameters
@@ -243,10 +252,7 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         for layer in self.layers:
             number = last_of.get(layer.name, number)
             forward_s, backward_s = found.get(number, (0.0, 0.0))
-            found[number] = (
-                forward_s + layer.forward_s * factor,
-                backward_s + layer.backward_s * factor,
-            )
+            found[number] = (forward_s + layer.forward_s, backward_s + layer.backward_s)
         return found
 
 

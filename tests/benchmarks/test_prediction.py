@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from xml.etree import ElementTree
+
 import pytest
 from benchmarks.prediction_cases import Case, all_cases, network
 from benchmarks.prediction_figures import figures, missed, order_of
+from benchmarks.prediction_plot import plot
 
+from syncline.cli.train import check_names
 from syncline.config import parse_job
 
 
@@ -42,11 +46,18 @@ def test_pairs_within_the_spread_and_of_other_places_do_not_count():
     assert order_of(rows) == (2, 1)  # local is slower than both, and predicted between them
 
 
+def test_the_plot_has_a_mark_for_each_case_and_is_well_formed():
+    rows = [row("server", [0.1, 0.2], 0.18), row("gossip", [4.0], 3.2)]
+    root = ElementTree.fromstring(plot(rows))
+    titles = [one.text for one in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert titles == ["1gbit/even/2/server", "1gbit/even/2/gossip", "1gbit"]
+
+
 def test_every_case_is_a_job_that_can_run():
     cases = all_cases()
     assert len(cases) == len({case.key for case in cases})
     for case in cases:
         job = parse_job(network(case.network, case.rate).job, sets=case.sets(10))
-        job.resolved(case.ranks, [[rank] for rank in range(case.ranks)])
+        check_names(job.resolved(case.ranks, [[rank] for rank in range(case.ranks)]))
     assert Case("", "mlp", 4, "gossip").is_crowded
     assert not Case("1gbit", "even", 8, "gossip").is_crowded

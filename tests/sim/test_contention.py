@@ -6,6 +6,9 @@ import msgspec
 import pytest
 
 from syncline.cluster import Cluster, Link
+from syncline.comm.core_time import core_times
+from syncline.comm.shape import even_shape
+from syncline.comm.volume import Volume, stages
 from syncline.sim.run import simulate
 from syncline.workload import Layer, Workload
 
@@ -72,7 +75,38 @@ def test_cores_that_are_enough_change_nothing(strategy):
 
 
 def test_one_rank_stands_for_all_only_where_none_shares_cores():
-    facts = cluster(2, 2, cores=2)
+    facts = cluster(2, 2, cores=1)
     found = simulate(WORKLOAD, facts, steps=3)
     with_trace = simulate(WORKLOAD, facts, steps=3, traces=True)
     assert found.step_ends_s == pytest.approx(with_trace.step_ends_s)
+    assert found.step_s == pytest.approx(1.2)
+
+
+def test_devices_share_no_cores_of_their_hosts():
+    assert step_s(cluster(cores=1, device="v100")) == pytest.approx(0.6)
+
+
+def test_the_base_of_the_speed_up_has_cores_of_its_own():
+    facts = {"ranks": 4, "threads": 1, "cores": 2}
+    measured = msgspec.structs.replace(WORKLOAD, machine=facts)
+    found = simulate(measured, cluster(cores=2), steps=3)
+    assert found.alone_s == pytest.approx(4 * 0.3)
+    assert found.speed_up == pytest.approx(2.0)
+
+
+def test_each_rank_pays_for_its_own_part_of_a_collective():
+    facts = cluster(3, 1, cores=1, message_s=1.0, byte_s=0.001, collective_s=10.0)
+    strips = Volume((400.0, 0.0, 0.0), (1, 1, 1), (1, 1, 1))  # rank 0 owns all
+    found = list(stages("reduce_scatter", even_shape(3, 1), strips))
+    # Rank 0 gets 400 bytes from each of the others, which exchange nothing with each other.
+    assert core_times(found, facts) == pytest.approx((10 + 2 + 0.8, 10 + 2 + 0.4, 10 + 2 + 0.4))
+
+
+def test_a_call_is_paid_for_once_at_both_ends():
+    # One core each; ranks compute all the time, and call each other.
+    free = cluster(2, 1, cores=4, message_s=0.01)
+    busy = cluster(2, 1, cores=1, message_s=0.01)
+    settings = {"strategy": "gossip", "bucket_bytes": 800}
+    found = [simulate(WORKLOAD, one, steps=5, **settings).step_s for one in (free, busy)]
+    # A step's exchange is a get: the caller's message, and the owner's, 10 ms each.
+    assert found[1] - found[0] <= 0.0201

@@ -11,11 +11,18 @@ from syncline.cluster import cluster_of, known_facts
 from syncline.cluster_facts import ClusterFacts, Fact, LinkFacts, Measured
 from syncline.config import ClusterSettings
 from syncline.presets import PRESETS
-from syncline.sim.interval import CROWDED, MODEL, count_simulations, find_interval, given_keys
+from syncline.sim.interval import (
+    CROWDED,
+    MODEL,
+    NINE_IN_TEN,
+    count_simulations,
+    find_interval,
+    given_keys,
+)
 from syncline.workload import Layer, Workload
 
 LAYERS = (Layer("a", 4000, 1.0, 2.0, kind="conv"), Layer("b", 4000, 0.5, 0.5, kind="linear"))
-WORKLOAD = Workload("two", LAYERS, made_by="measured", spread=0.1)
+WORKLOAD = Workload("two", LAYERS, made_by="measured", spread=0.1 / NINE_IN_TEN)
 FACTS = ClusterFacts(
     base="10gbit",
     network=LinkFacts(latency_s=Fact(1e-5), rate_bytes_per_s=Fact(1e9, 0.5e9, 1e9)),

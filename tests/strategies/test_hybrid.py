@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 from torch import nn
 
 import syncline
+from patience import one_of_three
 from ranks import run_ranks
 from syncline.checkpoint import digest_of
 from syncline.strategies import Hybrid, HybridSettings, make_strategy
@@ -39,7 +40,6 @@ def train(name, groups, size=4, machines=1, **settings):
     return digest, found[0][1]
 
 
-SEEDS = (5, 6, 7)
 IN_FLOAT64 = [(name, groups, 1e-13) for name in sorted(NETWORKS) for groups in (1, 2)]
 # Of the networks that compute for seconds, only with the more general of both groups.
 IN_FLOAT32 = [
@@ -54,14 +54,16 @@ def test_the_result_is_that_of_one_process_on_the_whole_batch(name, groups, boun
     if bound == 1e-13:
         assert train(name, groups, dtype=torch.float64)[1] <= bound
         return
-    # Of a few seeds, one: where a ReLU or a maximum is at its edge, float32 goes either way, for
+    # Of three seeds, one: where a ReLU or a maximum is at its edge, float32 goes either way, for
     # plain PyTorch in parts of the batch, too (docs/decisions/0032).
-    tried = []
-    for seed in SEEDS:
-        tried.append(train(name, groups, seed=seed)[1])
-        if tried[-1] <= bound or tried[-1] <= 3 * train(name, None, seed=seed)[1]:
-            return
-    raise AssertionError(tried)
+    seeds = iter((5, 6, 7))
+
+    def distances():
+        seed = next(seeds)
+        found = train(name, groups, seed=seed)[1]
+        return found, 0.0 if found <= bound else train(name, None, seed=seed)[1]
+
+    one_of_three(distances, lambda found: found[0] <= bound or found[0] <= 3 * found[1])
 
 
 def test_as_many_groups_as_ranks_split_nothing():

@@ -140,6 +140,7 @@ def _time_exchange(job: Job, comm: Communicator) -> tuple[Cluster, float]:
         inside=usual.inside if many else link,
         message_s=0.0,
         collective_s=0.0,
+        cores=None,  # compute was timed while all ranks computed
     )
     return found, spent_s[_LARGE] / (4 * _LARGE)
 

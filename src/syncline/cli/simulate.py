@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,10 @@ from syncline.cli.train import check_names
 from syncline.cluster import PRESETS, Cluster, cluster_of, conditions_of, known_facts
 from syncline.cluster_file import find_cluster
 from syncline.config import Job, read_job
+from syncline.errors import ConfigError
 from syncline.files import check_can_be_written, explained
 from syncline.report.clusters import print_clusters
-from syncline.report.simulated import Found, print_found, to_json_dict
+from syncline.report.simulated import Simulation, print_simulation, to_json_dict
 from syncline.run_folder import finite
 
 if TYPE_CHECKING:
@@ -131,25 +133,36 @@ def simulate(
     if not learn or workload is not None or write_workload is not None:
         found = _find_workload(job, cluster, workload, write_workload)
     wanted = None if learn else steps
-    if explain is None:
-        explain = cluster.ranks * ((job.run.steps or _EXPLAINED) if learn else steps) <= _EXPLAINED
-    asks = explain or trace is not None
+    explains = explain
+    if explains is None:
+        total = job.run.steps if learn else steps
+        explains = total is not None and cluster.ranks * total <= _EXPLAINED
+    asks = explains or trace is not None
     outcome = _run(job, cluster, found, wanted, show=not as_json, traces=asks)
     if trace is not None and outcome.trace is not None:
         with explained(trace):
             outcome.trace.write(trace)
-    doubted, why = _find_interval(job, cluster, facts, found, outcome, interval)
-    whole = Found(job, outcome, doubted, why, _explained(outcome) if explain else None, trace)
+    interval_found, why = _find_interval(job, cluster, facts, found, outcome, interval)
+    reasons = _explained(outcome, is_asked=explain is True) if explains else None
+    simulation = Simulation(job, outcome, interval_found, why, reasons, trace)
     if as_json:
-        print(json.dumps(finite(to_json_dict(whole)), allow_nan=False))
+        print(json.dumps(finite(to_json_dict(simulation)), allow_nan=False))
     else:
-        print_found(whole, Console(highlight=False))
+        print_simulation(simulation, Console(highlight=False))
 
 
-def _explained(outcome: Outcome) -> Explanation | None:
+def _explained(outcome: Outcome, *, is_asked: bool) -> Explanation | None:
+    """Explain what was simulated; a run that cannot be explained is one that nobody asked for."""
     from syncline.perf.explain import explain
 
-    return None if outcome.trace is None else explain(outcome.trace, "the simulation's trace")
+    if outcome.trace is None:
+        return None
+    try:
+        return explain(outcome.trace, "the simulation's trace")
+    except ConfigError:
+        if is_asked:
+            raise
+        return None
 
 
 def _find_interval(
@@ -164,22 +177,34 @@ def _find_interval(
     from syncline.sim.interval import count_simulations, find_interval, given_keys
     from syncline.sim.job import STEPS, find_workload, simulate_job, with_choices
 
-    if wanted is False:
+    if wanted is False or not outcome.step_s:
         return None, ""
     found = find_workload(job, cluster) if workload is None else workload
     facts, given = known_facts(facts), given_keys(job.cluster)
-    count = count_simulations(cluster, found, facts, given)
-    takes_s = count * outcome.wall_s
-    if wanted is None and takes_s > _INTERVAL_S:
-        return None, f"no interval: it takes {count} more simulations, {takes_s:.0f} s: --interval"
     chosen, _ = with_choices(job, cluster, found)
     steps = max(2, min(outcome.steps, STEPS))
 
     def step_of(other: Cluster, its: Workload) -> float:
         return simulate_job(chosen, other, steps=steps, workload=its).step_s
 
-    around_s = outcome.step_s
-    return find_interval(step_of, cluster, found, facts, given, around_s), ""
+    began_s = time.perf_counter()
+    middle_s = step_of(cluster, found)
+    count = count_simulations(cluster, found, facts, given)
+    takes_s = count * (time.perf_counter() - began_s)
+    if wanted is None and takes_s > _INTERVAL_S:
+        why = f"{count} more simulations would take {takes_s:.0f} s; --interval runs them"
+        return None, f"no interval was found: {why}"
+    interval = find_interval(
+        step_of,
+        cluster,
+        found,
+        facts,
+        given,
+        threads=job.run.threads,
+        middle_s=middle_s,
+        around_s=outcome.step_s,
+    )
+    return interval, ""
 
 
 def _find_workload(job: Job, cluster: Cluster, path: Path | None, written: Path | None) -> Workload:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -20,9 +23,10 @@ from syncline.cli.output import debug_option, say
 from syncline.cli.run import check_ranks
 from syncline.cli.train import check_names
 from syncline.cluster_file import read_cluster
-from syncline.config import Job, read_job
+from syncline.config import read_job
 from syncline.config.words import shown
 from syncline.errors import ConfigError
+from syncline.launch.forked import dying_with_parent
 from syncline.run_folder import finite
 
 if TYPE_CHECKING:
@@ -76,98 +80,150 @@ def validate(
     several times. The job's own table \\[cluster] is left out. Use a quiet machine: what
     else runs on it counts as an error of the simulator.
     """
-    wanted = _numbers(ranks)
-    job = read_job(job_file, sets)
-    for number in wanted:
-        check_names(job.resolved(number))
-    for path, read in ((layers, _read_layers), (links, read_cluster)):
-        if path is not None:
-            read(path)
-    given = [word for one in sets for word in ("--set", one)]
+    runs = Runs(job_file, sets, _numbers(ranks), seconds)
+    runs.check()
+    facts, times = _read(runs, links, layers)
+    _end_cleanly()
     with tempfile.TemporaryDirectory(prefix="syncline-validate-") as name:
         folder = Path(name)
-        if layers is None:
-            layers = folder / "layers.json"
-            _measure_layers(job_file, given, job, wanted, seconds, layers)
-        if links is None:
-            links = folder / "links.toml"
-            say(f"measuring links, {CALIBRATED_ON} ranks ...")
-            _ask(["measure", "links", "--ranks", f"{CALIBRATED_ON}", "--out", str(links), "--json"])
-        known = (read_cluster(links), _read_layers(layers))
-        found = list(_validate(job_file, given, job, wanted, known, seconds, rounds, folder))
+        times = runs.measure_layers(folder / "layers.json") if times is None else times
+        facts = runs.measure_links(folder / "links.toml") if facts is None else facts
+        found = list(_validate(runs, facts, times, rounds, folder))
     if as_json:
         print(json.dumps(finite({"rows": [one.to_json_dict() for one in found]}), allow_nan=False))
     else:
         print_compared(found, Console(highlight=False))
 
 
-def _read_layers(path: Path) -> Workload:
+def _read(
+    runs: Runs, links: Path | None, layers: Path | None
+) -> tuple[ClusterFacts | None, Workload | None]:
+    """Read what was measured before."""
+    facts = None if links is None else _with_cores(read_cluster(links))
+    if layers is None:
+        return facts, None
     from syncline import workload
+    from syncline.measure.validation import check_layers, on_this_machine
 
-    return workload.read(path)
+    found = workload.read(layers)
+    check_layers(found, on_this_machine(runs.job), runs.wanted)
+    return facts, found
+
+
+def _with_cores(facts: ClusterFacts) -> ClusterFacts:
+    """Return the facts with this machine's cores, if they say none."""
+    if facts.cores is not None:
+        return facts
+    return msgspec.structs.replace(facts, cores=len(os.sched_getaffinity(0)))
+
+
+def _end_cleanly() -> None:
+    """Make SIGTERM and SIGHUP end what was started here, and remove its files."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
 
 
 def _validate(
-    job_file: Path,
-    given: Sequence[str],
-    job: Job,
-    wanted: Sequence[int],
-    known: tuple[ClusterFacts, Workload],
-    seconds: float,
-    rounds: int,
-    folder: Path,
+    runs: Runs, facts: ClusterFacts, times: Workload, rounds: int, folder: Path
 ) -> Iterator[Compared]:
     """Predict all, then run all; yield each number of ranks when its runs are done."""
     from syncline.measure.validation import compare, on_this_machine, predict
 
-    here, (facts, times) = on_this_machine(job), known
-    predicted = {number: predict(here, number, 1, facts, times) for number in wanted}
-    runs: dict[int, list[dict[str, Any]]] = {number: [] for number in wanted}
+    here = on_this_machine(runs.job)
+    predicted = {number: predict(here, number, 1, facts, times) for number in runs.wanted}
+    summaries: dict[int, list[dict[str, Any]]] = {number: [] for number in runs.wanted}
     for turn in range(rounds):
-        for number in wanted:
-            steps = round(seconds / max(predicted[number].outcome.step_s, 1e-6))
-            steps = min(_MOST_STEPS, max(_LEAST_STEPS, steps))
+        for number in runs.wanted:
+            steps = runs.steps_of(predicted[number].outcome.step_s)
             say(f"round {turn + 1} of {rounds}: {number} ranks, {steps} steps ...")
-            out = folder / f"{number}-{turn}"
-            more = ["--set", f"run.steps={steps}", "--set", "run.evaluate_every="]
-            more += ["--set", "run.checkpoint_every=", "--out", str(out), "--json"]
-            words = ["train", str(job_file), "--ranks", str(number), *given, *more]
-            runs[number].append(json.loads(_ask(words)))
-    for number in wanted:
-        yield compare(predicted[number], runs[number])
+            summaries[number].append(runs.train(number, steps, folder / f"{number}-{turn}"))
+    for number in runs.wanted:
+        yield compare(predicted[number], summaries[number])
 
 
-def _measure_layers(
-    job_file: Path,
-    given: Sequence[str],
-    job: Job,
-    wanted: Sequence[int],
-    seconds: float,
-    layers: Path,
-) -> None:
-    from syncline.measure.validation import shard_samples
+class Runs:
+    """A job, and the commands of ours that measure and run it, each in a process of its own."""
 
-    samples = ",".join(map(str, shard_samples(job, wanted)))
-    say(f"measuring layers, {CALIBRATED_ON} ranks at once ...")
-    first = ["--ranks", str(CALIBRATED_ON), "--set", f"run.ranks={wanted[0]}"]
-    more = ["--seconds", str(seconds), "--samples", samples, "--out", str(layers), "--json"]
-    _ask(["measure", "layers", str(job_file), *given, *first, *more])
+    def __init__(
+        self, job_file: Path, sets: Sequence[str], wanted: Sequence[int], seconds: float
+    ) -> None:
+        """`wanted` are numbers of ranks; a run takes about so many seconds."""
+        self.job = read_job(job_file, sets)
+        self.wanted = wanted
+        self._file, self._seconds = job_file, seconds
+        # A run that is only timed evaluates and saves at its end alone.
+        names = [
+            one for one in ("evaluate_every", "checkpoint_every") if getattr(self.job.run, one)
+        ]
+        self._sets = [*sets, *(f"run.{name}=" for name in names)]
+        period = getattr(self.job.strategy.own, "period", 1)
+        self._least_steps = max(_LEAST_STEPS, self.job.optimizer.warmup_steps + 1)
+        if isinstance(period, int):
+            self._least_steps = max(self._least_steps, period)
+
+    def check(self) -> None:
+        """Refuse what a run would refuse, before anything is measured."""
+        for number in self.wanted:
+            sets = [*self._sets, f"run.steps={self._least_steps}"]
+            check_names(read_job(self._file, sets).resolved(number))
+
+    def measure_layers(self, out: Path) -> Workload:
+        from syncline import workload
+        from syncline.measure.validation import shard_samples
+
+        samples = ",".join(map(str, shard_samples(self.job, self.wanted)))
+        say(f"measuring layers, {CALIBRATED_ON} ranks at once ...")
+        more = [
+            "--ranks",
+            f"{CALIBRATED_ON}",
+            "--samples",
+            samples,
+            "--seconds",
+            f"{self._seconds}",
+        ]
+        self._ask(("measure", "layers"), [*more, "--out", str(out)], f"run.ranks={self.wanted[0]}")
+        return workload.read(out)
+
+    def measure_links(self, out: Path) -> ClusterFacts:
+        say(f"measuring links, {CALIBRATED_ON} ranks ...")
+        _ask(["measure", "links", "--ranks", f"{CALIBRATED_ON}", "--out", str(out), "--json"])
+        return read_cluster(out)
+
+    def steps_of(self, step_s: float) -> int:
+        """Return how many steps a run takes, if one takes so long."""
+        steps = round(self._seconds / max(step_s, 1e-6))
+        return max(self._least_steps, min(_MOST_STEPS, steps))
+
+    def train(self, ranks: int, steps: int, out: Path) -> dict[str, Any]:
+        """Train for real; return the summary."""
+        more = ["--ranks", str(ranks), "--out", str(out)]
+        found: dict[str, Any] = json.loads(self._ask(("train",), more, f"run.steps={steps}"))
+        return found
+
+    def _ask(self, words: Sequence[str], more: Sequence[str], *sets: str) -> str:
+        given = [word for one in (*self._sets, *sets) for word in ("--set", one)]
+        return _ask([*words, str(self._file), *given, *more, "--json"])
 
 
 def _ask(words: Sequence[str]) -> str:
     """Run a command of ours; return its last line. One that fails has said why: end as it did."""
     command = [sys.executable, "-m", "syncline", *words]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, preexec_fn=dying_with_parent()
+    )
     try:
         out, _ = running.communicate()
     except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            running.terminate()
+        running.terminate()
         running.wait()
         raise
-    if running.returncode:
+    if running.returncode or not out:
         say(f"syncline {shlex.join(words)} failed")
-        raise typer.Exit(running.returncode)
+        raise typer.Exit(running.returncode or 1)
     return out.splitlines()[-1]
 
 
@@ -195,7 +251,9 @@ def print_compared(found: Sequence[Compared], console: Console) -> None:
 
 def _row(one: Compared, figure: Figure) -> tuple[str, ...]:
     unit = _UNITS.get(figure.name, 1.0)
-    is_step, is_share = figure.name == "step_s", figure.name == "exposed_communication"
+    from syncline.measure.validation import SHARES
+
+    is_step, is_share = figure.name == "step_s", figure.name in SHARES
 
     def text(value: float) -> str:
         return f"{value:.1%}" if is_share else f"{value / unit:.4g}"

@@ -127,8 +127,7 @@ class VirtualWorld:
             moving_s = self.clock.now_s + link.latency_s + link.lost_s(num_bytes, num_bytes)
             self.clock.at(moving_s, start, done)
         else:
-            for rank in (one, other):
-                self.cores.take(rank, self.cluster.message_s + num_bytes * self.cluster.byte_s)
+            self.cores.take_for_call(other if is_answer else one, num_bytes, is_answer=is_answer)
             sent_s = self.clock.now_s if is_answer else self.send_messages(one, 1)
             moving_s = sent_s + link.latency_s + link.lost_s(num_bytes, num_bytes)
             if isinstance(self.links, FastLinks):
@@ -339,7 +338,7 @@ class VirtualComm:
                         finish(gathering.brought)
                 gathering.done.set()
 
-            group.take_cores(charge.phases)
+            group.take_cores(charge)
             group.pay(charge.phases, end)
         gathering.done.wait(lambda: group.explain(gathering, me.doing))
         recorder = me.traffic.recorder

@@ -10,6 +10,7 @@ import torch
 
 from syncline.comm.base import Partials, Strips, even_cuts, prepare_peer_sum
 from syncline.comm.blocks import Blocks, Tensors
+from syncline.comm.core_time import core_times
 from syncline.comm.cost import Phase, is_across, phases
 from syncline.comm.shape import Groups, Machines, led_ranks, led_shape, positions_of, shape_of
 from syncline.comm.virtual_trip import Served
@@ -38,6 +39,8 @@ class Charge(NamedTuple):
     phases: tuple[Phase, ...]
     sent: tuple[int, ...]
     """By position."""
+    core_s: tuple[float, ...] = ()
+    """The processor time of each position; empty if no rank ever waits for a core."""
 
 
 END_OF_LENDING = Charge("end_lending", 0, (Phase("inside", 1, 0.0),), ())
@@ -172,9 +175,12 @@ class VirtualGroup:
             has_copies = self.world.cluster.copies is not None
             algorithm = self.world.algorithm
             time = phases(what, self.shape, volume, algorithm, has_copies=has_copies)
-            each = zip(*(stage.sent() for stage in stages(what, self.shape, volume)), strict=True)
+            found = list(stages(what, self.shape, volume))
+            each = zip(*(stage.sent() for stage in found), strict=True)
             sent = tuple(int(sum(one)) for one in each) or (0,) * self.size
-            charge = Charge(what, int(volume.size_bytes), time, sent)
+            cluster = self.world.cluster
+            core_s = core_times(found, cluster) if cluster.shares_cores else ()
+            charge = Charge(what, int(volume.size_bytes), time, sent, core_s)
             self._charges[what, volume] = charge
         return charge
 
@@ -182,19 +188,9 @@ class VirtualGroup:
         """Return the bytes that a position hands to its peers, and those for which it stands."""
         return sum(charge.sent) if self.world.one_for_all else charge.sent[position]
 
-    def take_cores(self, phases: Sequence[Phase]) -> None:
-        """Let each member's comm lane use a core for a collective: for messages and bytes."""
-        cluster = self.world.cluster
-        if cluster.cores is None:
-            return
-        core_s = cluster.collective_s if is_across(phases) else 0.0
-        for phase in phases:
-            if phase.where == "inside":
-                core_s += self._alone_s(phase)
-            elif phase.where == "across":
-                both = 2 * phase.num_bytes / (len(self.ranks) / len(self.machines))
-                core_s += phase.messages * cluster.message_s + both * cluster.byte_s
-        for rank in self.ranks:
+    def take_cores(self, charge: Charge) -> None:
+        """Let each member's comm lane use a core for its part of a collective."""
+        for rank, core_s in zip(self.ranks, charge.core_s, strict=False):
             self.world.cores.take(rank, core_s)
 
     def pay(self, phases: Sequence[Phase], done: Callable[[], None]) -> None:

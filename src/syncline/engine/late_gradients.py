@@ -9,7 +9,6 @@ import torch
 from syncline.engine.bucket import Slot
 from syncline.engine.parameters import drop_grads, raw_grads
 from syncline.engine.refusals import check_gradient
-from syncline.errors import UsageError
 
 
 def take_late(slots: Sequence[Slot], take: Callable[[Slot, torch.Tensor | None], None]) -> None:
@@ -24,7 +23,7 @@ def take_late(slots: Sequence[Slot], take: Callable[[Slot, torch.Tensor | None],
                 check_gradient(slot, gradient)
                 slot.fired = 1
             take(slot, gradient)
-    except UsageError:
+    except BaseException:
         drop_grads([slot.parameter for slot in slots if slot.is_taken])
         raise
     drop_grads(parameters)

@@ -6,6 +6,7 @@ compared with.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from syncline.cluster import cluster_of
+from syncline.cluster import cluster_of, known_facts
 from syncline.cluster_facts import ClusterFacts
-from syncline.config import ClusterSettings, Job
+from syncline.config import ClusterSettings, Job, printable
+from syncline.errors import ConfigError
 from syncline.sim.interval import Interval, find_interval
-from syncline.sim.job import STEPS, simulate_job, with_choices
+from syncline.sim.job import STEPS, find_workload, simulate_job, with_choices
 from syncline.sim.run import Outcome
 from syncline.workload import Workload
 
@@ -42,7 +44,11 @@ class Figure(NamedTuple):
     def error(self) -> float:
         """How far off it was: of what was measured, or in points if it is a share."""
         off = self.predicted - self.measured
-        return off if self.name in SHARES else off / self.measured if self.measured else 0.0
+        if self.name in SHARES:
+            return off
+        return (
+            off / self.measured if self.measured else math.copysign(math.inf, off) if off else 0.0
+        )
 
 
 SHARES = ("exposed_communication",)
@@ -95,17 +101,42 @@ def predict(
     """Predict a job's steps from what was measured; the workload has a shard's samples."""
     cluster = cluster_of(job.cluster, ranks, machines, facts)
     job = job.resolved(ranks, cluster.by_machine)
-    assert job.strategy.shards is not None
-    own = workload.for_samples(job.data.batch // job.strategy.shards)
+    own = of_shard(workload, job)
     outcome = simulate_job(job, cluster, steps=STEPS, workload=own)
     chosen, _ = with_choices(job, cluster, own)
     interval = find_interval(
         lambda other, its: simulate_job(chosen, other, steps=STEPS, workload=its).step_s,
         cluster,
         own,
-        facts,
+        known_facts(facts),
+        threads=job.run.threads,
+        middle_s=outcome.step_s,
     )
     return Predicted(outcome, interval)
+
+
+def of_shard(workload: Workload, job: Job) -> Workload:
+    """Return the workload of a resolved job's shard; raise ConfigError if it is not known."""
+    assert job.strategy.shards is not None
+    samples = job.data.batch // job.strategy.shards
+    try:
+        return workload.for_samples(samples)
+    except ValueError as error:
+        what, rule = printable(error), f"a shard of this job has {samples} samples on some ranks"
+        raise ConfigError("--layers", what, rule, "Measure these, too.") from None
+
+
+def check_layers(workload: Workload, job: Job, ranks: Sequence[int]) -> None:
+    """Refuse layers of another model, or without the samples that shards have."""
+    for number in ranks:
+        of_shard(workload, job.resolved(number))
+    resolved = job.resolved(ranks[0])
+    own = find_workload(resolved, cluster_of(resolved.cluster, ranks[0]))
+    ours, theirs = ({(one.name, one.num_elements) for one in w.parameters} for w in (own, workload))
+    if theirs and ours != theirs:
+        name = min(ours ^ theirs)[0]
+        what = f"parameter {printable(name)} is not the same in the file and in the job's model"
+        raise ConfigError("--layers", what, "they are the job's layers", "Measure them anew.")
 
 
 def compare(predicted: Predicted, runs: Sequence[dict[str, Any]]) -> Compared:

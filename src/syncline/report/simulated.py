@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from syncline.sim.run import Outcome
 
 _MOST_DOUBTS = 3
-"""So many facts are told that make an interval wide."""
+"""How many facts are named that make an interval wide."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """A simulation, and what was made of it."""
+class Simulation:
+    """A job's simulation, how sure it is, and the reasons."""
 
     job: Job
     outcome: Outcome
@@ -34,9 +34,9 @@ class Found:
     """Where the trace was written."""
 
 
-def to_json_dict(whole: Found) -> dict[str, Any]:
+def to_json_dict(simulation: Simulation) -> dict[str, Any]:
     """Return the figures as plain data."""
-    job, outcome = whole.job, whole.outcome
+    job, outcome = simulation.job, simulation.outcome
     found: dict[str, Any] = {
         "strategy": job.strategy.name,
         "ranks": outcome.ranks,
@@ -63,12 +63,14 @@ def to_json_dict(whole: Found) -> dict[str, Any]:
     }
     if outcome.choice:
         found["choice"] = list(outcome.choice)
-    if whole.interval is not None:
-        found["interval"] = _interval_dict(whole.interval, outcome)
-    if whole.explanation is not None:
+    if simulation.interval is not None:
+        found["interval"] = _interval_dict(simulation.interval, outcome)
+    elif simulation.why_no_interval:
+        found["why_no_interval"] = simulation.why_no_interval
+    if simulation.explanation is not None:
         from syncline.perf.explain import to_json_dict as explained
 
-        found["explanation"] = explained(whole.explanation)
+        found["explanation"] = explained(simulation.explanation)
     if outcome.weights_sha256 is not None:
         found |= {
             "loss": outcome.loss,
@@ -91,14 +93,14 @@ def _interval_dict(interval: Interval, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def print_found(found: Found, console: Console) -> None:
+def print_simulation(found: Simulation, console: Console) -> None:
     """Print what was found as tables and text."""
     _print_outcome(found, console)
     if found.interval is not None:
         for line in _in_words(found.interval):
-            console.print(line, soft_wrap=True)
+            console.print(line, markup=False, soft_wrap=True)
     elif found.why_no_interval:
-        console.print(found.why_no_interval, soft_wrap=True)
+        console.print(found.why_no_interval, markup=False, soft_wrap=True)
     if found.explanation is not None:
         from syncline.perf.explain import in_words
 
@@ -111,7 +113,7 @@ def print_found(found: Found, console: Console) -> None:
 
 
 def _in_words(interval: Interval) -> Iterator[str]:
-    yield f"nine times in ten; {'; '.join(interval.based_on)}"
+    yield f"the ranges hold nine times in ten; they are based on {'; '.join(interval.based_on)}"
     doubts = interval.doubts[:_MOST_DOUBTS]
     if doubts:
         told = (
@@ -123,7 +125,7 @@ def _in_words(interval: Interval) -> Iterator[str]:
     yield f"the simulator itself: within {interval.model:.0%} (docs/prediction.md)"
 
 
-def _print_outcome(found: Found, console: Console) -> None:
+def _print_outcome(found: Simulation, console: Console) -> None:
     from syncline.perf.explain import short
 
     job, outcome, interval = found.job, found.outcome, found.interval

@@ -56,6 +56,7 @@ def candidates(
     shards: int,
     wanted: HybridSettings,
     handling: Handling | None = None,
+    threads: int = 1,
 ) -> list[Candidate]:
     """Simulate every number of groups that divides the ranks, the most groups first.
 
@@ -72,7 +73,7 @@ def candidates(
         settings = HybridSettings(groups=groups, layers=layers or "auto")
         make = functools.partial(Hybrid, settings)
         work = _with_handling(workload, handling or Handling(), ranks, groups, layers)
-        outcome = simulate(work, cluster, make, steps=_STEPS, shards=shards)
+        outcome = simulate(work, cluster, make, steps=_STEPS, shards=shards, threads=threads)
         found.append(Candidate(settings, layers, outcome.step_s, outcome.sent_bytes))
     return found
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from syncline.cluster import Cluster, at_values
@@ -29,6 +28,8 @@ MODEL = 0.06
 of 2026-11-19, before the first run of `benchmarks.prediction`, which says how often it holds."""
 CROWDED = 0.12
 """The same where ranks compute that have no core each: it also matters whose turn it is."""
+NINE_IN_TEN = 1.64
+"""Standard deviations of a normal distribution, both ways."""
 LEAST_COMPUTE = 0.02
 """Of measured layers: a machine does not keep its speed better than that."""
 UNKNOWN_COMPUTE = 0.05
@@ -89,20 +90,24 @@ def find_interval(
     workload: Workload,
     facts: ClusterFacts,
     given: Collection[str] = (),
+    *,
+    threads: int = 1,
+    middle_s: float | None = None,
     around_s: float | None = None,
 ) -> Interval:
     """Return where a step's time lies; `facts` are all that is known of the cluster.
 
-    Facts whose keys are in `given` are certain: a job says them. The interval lies around the step
-    that is simulated, or around another one of the same run.
+    Facts whose keys are in `given` are certain: a job says them. Ranks compute on `threads` each.
+    `middle_s` is the step as it is simulated, if that is known already; the interval lies around
+    it, or around another step of the same run.
     """
-    middle_s = step_of(cluster, workload)
+    middle_s = step_of(cluster, workload) if middle_s is None else middle_s
     doubts = [
         Doubt(one.key, one.low, one.high, step_of(*one.at_low), step_of(*one.at_high))
         for one in _changes(cluster, workload, facts, given)
     ]
     doubts.sort(key=lambda one: -_width(one, middle_s))
-    model = CROWDED if _is_crowded(cluster, workload) else MODEL
+    model = CROWDED if _is_crowded(cluster, threads) else MODEL
     ways = [_logs(one, middle_s) for one in doubts] + [(-math.log1p(model), math.log1p(model))]
     down, up = np.sqrt(np.square(np.array(ways)).sum(axis=0)).tolist()
     around_s = middle_s if around_s is None else around_s
@@ -151,41 +156,44 @@ def _changes(
         low, high = fact.bounds
         ends = [(at_values(cluster, {key: value}), workload) for value in (low, high)]
         yield _Change(key, low, high, *ends)
-    off = _residual(facts)
-    if off:
-        links = {key: fact for key, fact in _link_rates(facts).items() if _matters(key, cluster)}
+    off = _residual(facts, cluster)
+    rates = _rates_of_links(cluster, given) if off else {}
+    if rates:
         ends = [
-            (at_values(cluster, {key: fact.value * by for key, fact in links.items()}), workload)
+            (at_values(cluster, {key: rate * by for key, rate in rates.items()}), workload)
             for by in (1 - off, 1 + off)
         ]
         yield _Change("links, residual of the fit", 1 - off, 1 + off, *ends)
     for key, low, high, is_one in _compute_factors(workload, facts, given):
-        ends = [(cluster, _scaled(workload, is_one, by)) for by in (low, high)]
+        ends = [(cluster, workload.scaled(by, is_one)) for by in (low, high)]
         yield _Change(key, low, high, *ends)
 
 
 def _matters(key: str, cluster: Cluster) -> bool:
-    if key == "byte_s" and cluster.cores is None:
+    if key == "byte_s" and not cluster.shares_cores:
         return False
     if key.startswith(_ACROSS):
         return cluster.machines > 1 and (cluster.copies is not None or not key.startswith("copies"))
     return not key.startswith("inside.") or cluster.ranks_per_machine > 1
 
 
-def _link_rates(facts: ClusterFacts) -> dict[str, Fact]:
+def _rates_of_links(cluster: Cluster, given: Collection[str]) -> dict[str, float]:
+    """Return the rates of the links that were measured, and that this cluster uses."""
     found = {
-        f"{level}.rate_bytes_per_s": getattr(facts, level).rate_bytes_per_s
-        for level in ("network", "inside")
+        "network.rate_bytes_per_s": cluster.network.rate_bytes_per_s,
+        "inside.rate_bytes_per_s": cluster.inside.rate_bytes_per_s,
     }
-    return {key: fact for key, fact in found.items() if fact is not None}
+    return {k: rate for k, rate in found.items() if k not in given and _matters(k, cluster)}
 
 
-def _residual(facts: ClusterFacts) -> float:
+def _residual(facts: ClusterFacts, cluster: Cluster) -> float:
     """Return how far nine in ten of the measured collectives are from the fit, where bytes count.
 
-    Of those that take longest, a quarter: a step's time is in the large ones.
+    Of those between machines, or inside one, as the cluster has it, the quarter that takes longest:
+    a step's time is in the large ones.
     """
-    rows = sorted(facts.measured, key=lambda one: -one.median_s)
+    rows = [one for one in facts.measured if (one.machines > 1) == (cluster.machines > 1)]
+    rows.sort(key=lambda one: -one.median_s)
     errors = [abs(one.residual) for one in rows[: max(1, len(rows) // 4)]]
     return min(0.5, float(np.quantile(errors, 0.9))) if errors else 0.0
 
@@ -211,7 +219,7 @@ def _compute_factors(
         return
     spread = UNKNOWN_COMPUTE
     if workload.made_by == "measured":
-        spread = max(LEAST_COMPUTE, workload.spread or 0.0)
+        spread = max(LEAST_COMPUTE, NINE_IN_TEN * (workload.spread or 0.0))
     yield "forward and backward", 1 / (1 + spread), 1 + spread, lambda layer: True
 
 
@@ -219,26 +227,12 @@ def _is_of(kind: str, layer: Layer) -> bool:
     return (layer.kind or "other") == kind
 
 
-def _scaled(workload: Workload, is_one: Callable[[Layer], bool], by: float) -> Workload:
-    """Return the workload with the times of some layers multiplied."""
-    layers = tuple(
-        msgspec.structs.replace(
-            layer, forward_s=layer.forward_s * by, backward_s=layer.backward_s * by
-        )
-        if is_one(layer)
-        else layer
-        for layer in workload.layers
-    )
-    return msgspec.structs.replace(workload, layers=layers)
-
-
-def _is_crowded(cluster: Cluster, workload: Workload) -> bool:
+def _is_crowded(cluster: Cluster, threads: int) -> bool:
     """Say whether ranks compute on fewer cores than they have threads."""
-    if cluster.cores is None:
+    if not cluster.shares_cores or cluster.cores is None:
         return False
     ranks = cluster.ranks if cluster.one_computer else cluster.ranks_per_machine
-    threads = workload.machine.get("threads", 1)
-    return ranks * (threads if isinstance(threads, int) else 1) > cluster.cores
+    return ranks * threads > cluster.cores
 
 
 def _based_on(workload: Workload, facts: ClusterFacts) -> Iterator[str]:

@@ -96,7 +96,7 @@ def with_choices(job: Job, cluster: Cluster, workload: Workload) -> tuple[Job, t
     assert shards is not None
     if not (isinstance(wanted, HybridSettings) and wanted.must_choose):
         return job, ()
-    tried = candidates(workload, cluster, shards, wanted)
+    tried = candidates(workload, cluster, shards, wanted, threads=job.run.threads)
     settings = msgspec.structs.replace(job.strategy, settings=best_of(tried).settings)
     return msgspec.structs.replace(job, strategy=settings), tuple(table_of(tried))
 

@@ -118,6 +118,8 @@ def simulate(
     On each rank `workers` processes, or one thread, load up to `prefetch` batches ahead of use.
     Layers compute on so many `threads`; if the cluster says its cores, they share those.
     """
+    if cluster.shares_cores and workload.crowding > 1.0:
+        workload = workload.scaled(1 / workload.crowding)
     make = strategy if callable(strategy) else functools.partial(make_strategy, strategy)
     first = make()
     conditions = conditions or Conditions()
@@ -129,8 +131,7 @@ def simulate(
     by_number = sorted(sizes, key=lambda size: size.number)
     plan = make_plan(first, World(machines), by_number, shards)
     is_recorded = learning is not None or traces or keeps_messages
-    has_cores = cluster.cores is not None
-    shares_cores = has_cores and (cluster.one_computer or cluster.ranks_per_machine > 1)
+    meets_others = cluster.one_computer or cluster.ranks_per_machine > 1
     clock = Clock()
     world = VirtualWorld(
         clock,
@@ -138,7 +139,8 @@ def simulate(
         learns=learning is not None,
         algorithm=algorithm,
         has_fast_links=links == "fast",
-        one_for_all=not (is_recorded or shares_cores) and are_alike(first, plan, conditions),
+        one_for_all=not (is_recorded or (cluster.shares_cores and meets_others))
+        and are_alike(first, plan, conditions),
         threads=threads,
     )
     if plan.split is not None and learning is not None:
@@ -153,7 +155,7 @@ def simulate(
     setting = Setting(
         plan=plan,
         sizes=sizes,
-        times_s=workload.times_s(1 / workload.crowding if has_cores else 1.0),
+        times_s=workload.times_s(),
         backward_s=plan.times_for(
             lambda: tuple((layer.name, layer.backward_s) for layer in workload.layers)
         ),
@@ -162,6 +164,7 @@ def simulate(
         overlap=overlap,
         bucket_bytes=bucket_bytes,
         cores=cluster.cores or cluster.ranks_per_machine,
+        threads=threads,
         update_bytes_per_s=workload.update_bytes_per_s(cluster.update_bytes_per_s),
         loading=Loading(
             input_s=workload.shard_input_s(shards / workers_of_run),
@@ -259,6 +262,8 @@ def _outcome(
     if update_s is None:
         update_s = workload.size_bytes / cluster.update_bytes_per_s
     compute_s = workload.forward_s + workload.backward_s
+    if cluster.shares_cores and cluster.cores is not None:
+        compute_s *= max(1.0, setting.threads / cluster.cores)
     alone_s = setting.loading.step_alone_s(shards, compute_s, update_s, steps)
     samples = workload.samples or 1
     at_work = [r for r in ranks if r.share.mine and not world.endpoints[r.rank].died]

@@ -32,6 +32,8 @@ class Setting:
     bucket_bytes: int
     cores: int
     """Cores of a machine."""
+    threads: int
+    """On which a rank computes."""
     update_bytes_per_s: float
     """Bytes of parameters that a rank's optimizer updates in a second."""
     loading: Loading = field(default_factory=Loading)

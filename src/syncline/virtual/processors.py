@@ -21,9 +21,9 @@ class Cores:
 
     def __init__(self, clock: Clock, cluster: Cluster, threads: int) -> None:
         """Each rank computes with so many threads. Without a number of cores none is waited for."""
-        self._clock = clock
+        self._clock, self._cluster = clock, cluster
         self._by_rank: list[Processors] = []
-        if cluster.cores is not None:
+        if cluster.shares_cores and cluster.cores is not None:
             computers = 1 if cluster.one_computer else cluster.machines
             found = [Processors(clock, cluster.cores, threads) for _ in range(computers)]
             machines = (rank // cluster.ranks_per_machine for rank in range(cluster.ranks))
@@ -40,8 +40,16 @@ class Cores:
 
     def take(self, rank: int, core_s: float) -> None:
         """Let a rank's comm lane use a core for so long, which lanes that compute may lose."""
-        if self._by_rank:
+        if self._by_rank and not self._clock.is_measuring:
             self._by_rank[rank].take(core_s)
+
+    def take_for_call(self, caller: int, num_bytes: float, *, is_answer: bool) -> None:
+        """Let the caller of a window function use a core for a message across machines.
+
+        `message_s` is of both ways. What the owner does for the call is its time to serve it.
+        """
+        message_s = 0.0 if is_answer else self._cluster.message_s
+        self.take(caller, message_s + num_bytes * self._cluster.byte_s)
 
 
 class _Work:
