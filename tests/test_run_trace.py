@@ -116,6 +116,23 @@ def test_little_of_a_step_of_50_ms_is_between_tasks(tmp_path, strategy):
     one_of_three(share_between, lambda share: share <= 0.05)
 
 
+def test_inline_what_follows_the_sums_comes_after_them(job_file, tmp_path):
+    path = tmp_path / "run.trace"
+    job = read_job(job_file, ["strategy.name=all_reduce", "strategy.comm=network"])
+
+    def work():
+        train(job, tmp_path / "run", False, SilentProgress(), path)
+
+    run_ranks(2, work, machines=2)
+    tasks = Trace.read(path).tasks
+    sums = {(one.rank, one.step): (one.rank, one.number) for one in tasks if one.kind == "reduce"}
+    steps = [one for one in tasks if one.kind == "step"]
+    assert steps
+    assert all(sums[one.rank, one.step] in one.after for one in steps)
+    parts = break_down(retime(compile_trace(Trace.read(path)))).parts_s
+    assert parts["unknown"] <= 0.05 * sum(parts.values())
+
+
 @pytest.mark.parametrize("strategy", ["synchronous", "server", "gossip"])
 def test_so_it_is_on_two_machines(job_file, tmp_path, strategy):
     path = tmp_path / "run.trace"

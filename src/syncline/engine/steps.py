@@ -113,6 +113,8 @@ class Steps:
         """The numbers of the workers' optimizer settings; empty if all ranks compute."""
         self._next_send = 0
         self._entered_step = -1
+        self._sums_come_first = False
+        """Whether flags are written alone on the lane, so that what follows waits for all sums."""
         self.recorder: Recorder | None = None
         self.waited_s = 0.0
         """Time the compute lane has spent waiting for the comm lane: exposed communication."""
@@ -177,6 +179,7 @@ class Steps:
             self.send_ready(lambda: settings)
             if flags is not None:
                 self._lane.submit(self._flags.write, flags)
+                self._sums_come_first = True
         self._submit_step(number, settings, has_flags=flags is not None)
         self._lane.drain()
         self.waited_s += self._timing.waited_since(started)
@@ -277,8 +280,11 @@ class Steps:
             self._act_on_flags(invalid_because)
         self._entered_step = number
         if self.recorder is not None:
+            sums = [("reduce", one.index) for one in self._send_order if self._sums_come_first]
             last = ("backward", self._send_order[-1].index)
-            self.recorder.close_hook(self._step_channel, "step", -1, number, last, ("clip", -1))
+            self.recorder.close_hook(
+                self._step_channel, "step", -1, number, last, ("clip", -1), *sums
+            )
 
     def _act_on_flags(self, invalid_because: str | None) -> None:
         """Act on what all ranks of the step group have told."""
