@@ -38,7 +38,7 @@ from benchmarks.channels import ArmFailed
 from benchmarks.clock_machines import Machines, ask
 from benchmarks.clocks import PAYLOAD_SHARE
 from benchmarks.command import end_cleanly, machine_facts
-from benchmarks.prediction_cases import STRATEGIES, Case, all_cases, network
+from benchmarks.prediction_cases import STRATEGIES, Case, all_cases, calibration_of, network
 from benchmarks.prediction_figures import error_of, figures, half_width, is_inside, missed
 from benchmarks.prediction_plot import plot
 from syncline import workload as workloads
@@ -47,7 +47,9 @@ from syncline.cluster_file import read_cluster
 from syncline.config import Job, read_job
 from syncline.dataset import LATENCY, LINKS, RUNS, Run, read_latency, read_runs
 from syncline.files import write_atomically
+from syncline.measure.as_run import as_run
 from syncline.measure.validation import predict
+from syncline.perf.trace import Trace
 from syncline.sizes import Size
 from syncline.workload import Workload
 
@@ -78,7 +80,14 @@ class Folder:
         return read_job(self.job_file(case), case.sets(10))
 
     def workload(self, case: Case) -> Workload:
-        return workloads.read(self.layers(case))
+        """Return the layers' times; of a real network as a traced run of two ranks has them."""
+        found = workloads.read(self.layers(case))
+        if not network(case.network, case.rate).is_real:
+            return found
+        known = calibration_of(case.network)
+        steps_s = [run.step_s for run in self.runs() if run.case == known]
+        step_s = statistics.median(steps_s) if steps_s else None
+        return as_run(found, Trace.read(self.trace(known)), step_s)
 
     def layers(self, case: Case) -> Path:
         real, sleeping = case.layers_names
@@ -221,7 +230,7 @@ def rows_of(folder: Folder, cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Predict every case that was measured, on all cores."""
     runs = folder.runs()
     measured = {case: [run.step_s for run in runs if run.case == case] for case in cases}
-    known = [case for case in cases if measured[case]]
+    known = [case for case in cases if measured[case] and case != calibration_of(case.network)]
     for case in known:
         folder.job_file(case)
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:

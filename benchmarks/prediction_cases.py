@@ -140,6 +140,14 @@ class Case(dataset.Case):
         ]
 
 
+def calibration_of(network: str) -> Case:
+    """Return the case that says how long a real network computes beside an exchange.
+
+    It is no prediction, then.
+    """
+    return Case("", network, 2, "synchronous")
+
+
 def all_cases() -> list[Case]:
     """Return all cases: of this machine, then of the lab by the rate of its links."""
     found = [

@@ -86,6 +86,7 @@ LAYERS = {
     "measure.trials": 6,
     "measure.layers": 6,
     "measure.validation": 7,
+    "measure.as_run": 6,
     "sim": 7,
     "cli": 8,
     "__init__": 9,

@@ -75,10 +75,10 @@ def validate(
 
       syncline validate examples/digits.toml --links this-machine.toml --layers cnn.json
 
-    Measures layers and links here with 2 ranks (syncline measure layers, measure links),
-    simulates the job on each number of ranks, then trains with it for some seconds,
-    several times. The job's own table \\[cluster] is left out. Use a quiet machine: what
-    else runs on it counts as an error of the simulator.
+    Measures layers and links here with 2 ranks (syncline measure layers, measure links,
+    and two short runs of the job), simulates the job on each number of ranks, then trains
+    with it for some seconds, several times. The job's own table \\[cluster] is left out.
+    Use a quiet machine: what else runs on it counts as an error of the simulator.
     """
     runs = Runs(job_file, sets, _numbers(ranks), seconds)
     runs.check()
@@ -86,7 +86,7 @@ def validate(
     _end_cleanly()
     with tempfile.TemporaryDirectory(prefix="syncline-validate-") as name:
         folder = Path(name)
-        times = runs.measure_layers(folder / "layers.json") if times is None else times
+        times = runs.measure_layers(folder) if times is None else times
         facts = runs.measure_links(folder / "links.toml") if facts is None else facts
         found = list(_validate(runs, facts, times, rounds, folder))
     if as_json:
@@ -171,10 +171,14 @@ class Runs:
             sets = [*self._sets, f"run.steps={self._least_steps}"]
             check_names(read_job(self._file, sets).resolved(number))
 
-    def measure_layers(self, out: Path) -> Workload:
+    def measure_layers(self, folder: Path) -> Workload:
+        """Measure in a plain loop, then as they take in a run of two ranks."""
         from syncline import workload
+        from syncline.measure.as_run import as_run
         from syncline.measure.validation import shard_samples
+        from syncline.perf.trace import Trace
 
+        out, trace = folder / "layers.json", folder / "run.trace"
         samples = ",".join(map(str, shard_samples(self.job, self.wanted)))
         say(f"measuring layers, {CALIBRATED_ON} ranks at once ...")
         more = [
@@ -186,7 +190,11 @@ class Runs:
             f"{self._seconds}",
         ]
         self._ask(("measure", "layers"), [*more, "--out", str(out)], f"run.ranks={self.wanted[0]}")
-        return workload.read(out)
+        say(f"a run of {CALIBRATED_ON} ranks, and another with a trace ...")
+        plain = self.train(CALIBRATED_ON, self._least_steps, folder / "plain")
+        more = ["--trace", str(trace)]
+        self.train(CALIBRATED_ON, self._least_steps, folder / "traced", more)
+        return as_run(workload.read(out), Trace.read(trace), plain["step_s"])
 
     def measure_links(self, out: Path) -> ClusterFacts:
         say(f"measuring links, {CALIBRATED_ON} ranks ...")
@@ -198,9 +206,9 @@ class Runs:
         steps = round(self._seconds / max(step_s, 1e-6))
         return max(self._least_steps, min(_MOST_STEPS, steps))
 
-    def train(self, ranks: int, steps: int, out: Path) -> dict[str, Any]:
+    def train(self, ranks: int, steps: int, out: Path, more: Sequence[str] = ()) -> dict[str, Any]:
         """Train for real; return the summary."""
-        more = ["--ranks", str(ranks), "--out", str(out)]
+        more = [*more, "--ranks", str(ranks), "--out", str(out)]
         found: dict[str, Any] = json.loads(self._ask(("train",), more, f"run.steps={steps}"))
         return found
 

@@ -1,6 +1,7 @@
 """The processor time of a collective on each rank: messages, and bytes that it copies or adds up.
 
-A rank that reads peers' memory inside a machine works as long as the bytes take at the link's rate.
+A rank that reads peers' memory inside a machine works as long as it takes, its latency included: it
+has no wire to wait for.
 Across machines it spends `message_s` on each peer it exchanges with, both ways, `byte_s` on each
 byte that it sends or gets, and `collective_s` once.
 """
@@ -30,6 +31,7 @@ def core_times(stages: Sequence[Stage], cluster: Cluster) -> tuple[float, ...]:
                     got = one.takes[position] * (gives - one.gives[position])
                     if one.where == "inside":
                         found[position] += sign * got / cluster.inside.rate_bytes_per_s
+                        found[position] += max(0, sign) * one.rounds * cluster.inside.latency_s
                     elif sent or got:
                         across.add(position)
                         messages_s = (len(group) - 1) * cluster.message_s
