@@ -124,7 +124,8 @@ def test_a_rank_that_gets_nowhere_is_named_after_the_limit(comm):
     for rank in (0, 1):
         kind, named, text, when = answers[rank]["result"]
         assert (kind, named) == ("RankHung", 2)
-        assert "rank 2 hangs at step 5" in text
+        # Or the last phase of the step before, if the comm lane had ended it before step() did.
+        assert re.search(r"rank 2 hangs at step (5|4 \()", text)
         assert 1.0 < when - started < 7.5
 
 
