@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from pathlib import Path
 
 import pytest
-from benchmarks.dataset import pack
+from benchmarks.dataset import MOST_BYTES, pack
+from benchmarks.prediction import Folder, rows_of
+from benchmarks.prediction_cases import all_cases
 
 from simulated import trace_of
 from syncline import workload
@@ -54,6 +57,22 @@ def test_what_was_packed_comes_back(folder, tmp_path):
     assert found.job(CASE) == "[model]\n"
     found.unpack(tmp_path / "again")
     assert pack(tmp_path / "again") == data
+
+
+def test_our_own_data_set_makes_the_table_of_predictions_again(tmp_path):
+    (path,) = (Path(__file__).parents[1] / "datasets").glob("predictions-*.tar.gz")
+    assert path.stat().st_size < MOST_BYTES
+    found = load(path)
+    assert {*all_cases()} == {*found.cases}
+    case = Case("1gbit", "even", 2, "synchronous")
+    assert found.trace(case).header.strategy == "synchronous"
+    found.unpack(tmp_path)
+    (row,) = rows_of(Folder(tmp_path), [one for one in all_cases() if one == case])
+    assert row["measured_s"] == found.steps_s(case)
+    assert row["predicted_s"] == pytest.approx(
+        found.step_s(case), rel=0.05
+    )  # see docs/prediction.md
+    assert row["low_s"] < row["predicted_s"] < row["high_s"]
 
 
 def test_damaged_archives_are_refused_in_one_line(folder, tmp_path):
