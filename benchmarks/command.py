@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import signal
-import sys
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from benchmarks.versions import VersionError, git
+from syncline.launch.signals import end_cleanly as end_cleanly  # for every benchmark's main
 
 
 def names(known: Iterable[str]) -> Callable[[str], list[str]]:
@@ -55,16 +53,6 @@ def add_busy(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--busy", type=int, default=0, metavar="N", help="N processes that spin beside the ranks"
     )
-
-
-def end_cleanly() -> None:
-    """Make SIGTERM and SIGHUP raise SystemExit, so that every `finally` on the way runs."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGHUP, stop)
 
 
 def available_bytes() -> int:

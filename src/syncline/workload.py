@@ -25,6 +25,7 @@ from syncline.files import write_atomically
 from syncline.sizes import Size
 
 FORMAT, VERSION = "syncline-workload", 2
+_WAY_OUT = "Give a file that simulate --write-workload wrote, or write it once more."
 
 NEW_IN_2 = {
     "": ("update_s", "update_spread", "reads", "spread", "made_by", "machine"),
@@ -201,12 +202,14 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             return 1.0
         return max(1.0, ranks * threads / max(1, cores))
 
-    def scaled(self, by: float, is_one: Callable[[Layer], bool] = lambda layer: True) -> Workload:
-        """Return the workload with the times of some layers multiplied."""
+    def scaled(
+        self, forward: float, backward: float, is_one: Callable[[Layer], bool] | None = None
+    ) -> Workload:
+        """Return the workload with the times of all or some layers multiplied, each way."""
 
         def timed(one: Layer) -> Layer:
-            times = {"forward_s": one.forward_s * by, "backward_s": one.backward_s * by}
-            return msgspec.structs.replace(one, **times) if is_one(one) else one
+            times = {"forward_s": one.forward_s * forward, "backward_s": one.backward_s * backward}
+            return msgspec.structs.replace(one, **times) if is_one is None or is_one(one) else one
 
         return msgspec.structs.replace(self, layers=tuple(map(timed, self.layers)))
 
@@ -264,9 +267,6 @@ def read(path: str | Path) -> Workload:
         problem = f"cannot be read ({(error.strerror or type(error).__name__).lower()})"
         raise ConfigError(str(path), problem, "a workload is a file", _WAY_OUT) from None
     return parse(data, str(path))
-
-
-_WAY_OUT = "Give a file that simulate --write-workload wrote, or write it once more."
 
 
 def parse(data: bytes, source: str = "the workload") -> Workload:

@@ -23,7 +23,7 @@ from syncline.errors import ConfigError
 from syncline.measure.derive import derive
 from syncline.sim.groups_choice import Handling, best_of, candidates, table_of
 from syncline.strategies.group_settings import HybridSettings
-from syncline.workload import Layer, Workload
+from syncline.workload import Workload
 
 _LARGE, _SMALL = 1 << 20, 16
 """Elements of the two exchanges that are timed: 4 MB shows the rate, 64 bytes the latency."""
@@ -151,12 +151,4 @@ def _scaled(model: nn.Module, batch: torch.Tensor, forward_s: float, backward_s:
     counted = derive(model, tuple(batch.shape[1:]), len(batch), flops_per_s, dtype=batch.dtype)
     forward = forward_s / max(counted.forward_s, 1e-12)
     backward = backward_s / max(counted.backward_s, 1e-12)
-
-    def scale(layer: Layer) -> Layer:
-        times_s = {
-            "forward_s": layer.forward_s * forward,
-            "backward_s": layer.backward_s * backward,
-        }
-        return msgspec.structs.replace(layer, **times_s)
-
-    return msgspec.structs.replace(counted, layers=tuple(map(scale, counted.layers)))
+    return counted.scaled(forward, backward)

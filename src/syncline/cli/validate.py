@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,6 +25,7 @@ from syncline.config import read_job
 from syncline.config.words import shown
 from syncline.errors import ConfigError
 from syncline.launch.forked import dying_with_parent
+from syncline.launch.signals import end_cleanly
 from syncline.run_folder import finite
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def validate(
     runs = Runs(job_file, sets, _numbers(ranks), seconds)
     runs.check()
     facts, times = _read(runs, links, layers)
-    _end_cleanly()
+    end_cleanly()
     with tempfile.TemporaryDirectory(prefix="syncline-validate-") as name:
         folder = Path(name)
         times = runs.measure_layers(folder) if times is None else times
@@ -115,16 +114,6 @@ def _with_cores(facts: ClusterFacts) -> ClusterFacts:
     if facts.cores is not None:
         return facts
     return msgspec.structs.replace(facts, cores=len(os.sched_getaffinity(0)))
-
-
-def _end_cleanly() -> None:
-    """Make SIGTERM and SIGHUP end what was started here, and remove its files."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
 
 
 def _validate(

@@ -132,10 +132,8 @@ class ChangesOutside:
         with torch._C.DisableTorchFunctionSubclass():
             # Until buckets are built parameters have no place: buckets take them as they find them.
             if slots[0].place is not None:
-                addresses, strides = (
-                    list(map(_address, parameters)),
-                    list(map(_strides, parameters)),
-                )
+                addresses = list(map(_address, parameters))
+                strides = list(map(_strides, parameters))
                 if addresses != self._addresses or strides != self._all_strides:
                     found = list(zip(addresses, strides, strict=True))
                     if found != list(map(_place, slots)):

@@ -45,6 +45,16 @@ def end_promptly(last_act: Callable[[], None] | None = None) -> None:
     threading.Thread(target=watch, name="syncline-signals", daemon=True).start()
 
 
+def end_cleanly() -> None:
+    """Make SIGTERM and SIGHUP raise SystemExit, so that every `finally` on the way runs."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGHUP, stop)
+
+
 def leave(status: int, last_act: Callable[[], None] | None = None) -> NoReturn:
     """End the process now, from any thread, after flushing what was printed so far.
 

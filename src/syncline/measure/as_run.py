@@ -6,12 +6,10 @@ in one interpreter with it.
 
 from __future__ import annotations
 
-import msgspec
-
 from syncline.perf.breakdown import break_down
 from syncline.perf.graph import compile_trace, retime
 from syncline.perf.trace import Trace
-from syncline.workload import Layer, Workload
+from syncline.workload import Workload
 
 _BACKWARD = ("backward", "between", "submit")
 """Parts of a step that count as backward: what the compute lane does between its tasks, too."""
@@ -30,12 +28,7 @@ def as_run(workload: Workload, trace: Trace, step_s: float | None = None) -> Wor
     parts = {name: factor * seconds / shards for name, seconds in breakdown.parts_s.items()}
     forward = _ratio(parts["forward"], workload.forward_s)
     backward = _ratio(sum(parts[name] for name in _BACKWARD), workload.backward_s)
-
-    def timed(layer: Layer) -> Layer:
-        times = {"forward_s": layer.forward_s * forward, "backward_s": layer.backward_s * backward}
-        return msgspec.structs.replace(layer, **times)
-
-    return msgspec.structs.replace(workload, layers=tuple(map(timed, workload.layers)))
+    return workload.scaled(forward, backward)
 
 
 def _ratio(as_run_s: float, alone_s: float) -> float:

@@ -165,7 +165,7 @@ def _changes(
         ]
         yield _Change("links, residual of the fit", 1 - off, 1 + off, *ends)
     for key, low, high, is_one in _compute_factors(workload, facts, given):
-        ends = [(cluster, workload.scaled(by, is_one)) for by in (low, high)]
+        ends = [(cluster, workload.scaled(by, by, is_one)) for by in (low, high)]
         yield _Change(key, low, high, *ends)
 
 

@@ -119,7 +119,8 @@ def simulate(
     Layers compute on so many `threads`; if the cluster says its cores, they share those.
     """
     if cluster.shares_cores and workload.crowding > 1.0:
-        workload = workload.scaled(1 / workload.crowding)
+        alone = 1 / workload.crowding
+        workload = workload.scaled(alone, alone)
     make = strategy if callable(strategy) else functools.partial(make_strategy, strategy)
     first = make()
     conditions = conditions or Conditions()
@@ -131,7 +132,6 @@ def simulate(
     by_number = sorted(sizes, key=lambda size: size.number)
     plan = make_plan(first, World(machines), by_number, shards)
     is_recorded = learning is not None or traces or keeps_messages
-    meets_others = cluster.one_computer or cluster.ranks_per_machine > 1
     clock = Clock()
     world = VirtualWorld(
         clock,
@@ -139,7 +139,7 @@ def simulate(
         learns=learning is not None,
         algorithm=algorithm,
         has_fast_links=links == "fast",
-        one_for_all=not (is_recorded or (cluster.shares_cores and meets_others))
+        one_for_all=not (is_recorded or cluster.shares_cores)
         and are_alike(first, plan, conditions),
         threads=threads,
     )
