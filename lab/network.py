@@ -30,7 +30,10 @@ from typing import Any
 PREFIX = "syncline-lab-"
 _SWITCH = "switch"
 _SUBNET = "10.77.0"
-_BURST_BYTES = 128 << 10
+_BURST_S = 0.001
+"""A bucket holds what the link carries in this time: what a machine sends after a pause goes out at
+once up to that, which no real link does. Less than a millisecond costs rate."""
+_LEAST_BURST_BYTES = 16 << 10
 _QUEUE_BYTES = 1 << 20
 _CONGESTION = "reno"
 _GONE_S = 30.0
@@ -279,12 +282,12 @@ class Lab:
 
     def set_rate(self, machine: int, rate: str) -> None:
         """Shape both directions of a machine's cable; also while something runs."""
-        rate_bytes_per_s(rate)
+        burst = max(_LEAST_BURST_BYTES, int(rate_bytes_per_s(rate) * _BURST_S))
         ends = [(self.namespace(machine), "eth0"), (self._switch, self._port(machine))]
         for namespace, device in ends:
             _run(
                 *("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf"),
-                *("rate", rate, "burst", str(_BURST_BYTES), "limit", str(_QUEUE_BYTES)),
+                *("rate", rate, "burst", str(burst), "limit", str(_QUEUE_BYTES)),
             )
 
     def rate_of(self, machine: int) -> str:
