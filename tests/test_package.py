@@ -37,6 +37,7 @@ LAYERS = {
     "presets": 0,
     "config": 1,
     "launch": 1,
+    "freed_memory": 1,
     "models": 1,
     "data": 1,
     "perf": 1,

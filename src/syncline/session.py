@@ -1,7 +1,6 @@
 """One rank's session in a job: it connects the rank to the others, and ends in order.
 
-`open_session` connects a rank once. The session holds everything else: the control connections, the
-communicator of the world, the comm lane, the replicas.
+`open_session` connects a rank once; the session holds its connections, comm lane and replicas.
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ from syncline.draws import Streams
 from syncline.engine.lane import Lane
 from syncline.engine.replica import Replica
 from syncline.errors import CommError, ConfigError, RankFailed, UsageError
+from syncline.freed_memory import keep_freed_memory
 from syncline.launch.env import LaunchedRank, read_world
 from syncline.launch.met import tell_met
 from syncline.resources import explain
@@ -248,6 +248,7 @@ def open_session_of(job: Job, world: LaunchedRank) -> Session:
 
 def _open(world: LaunchedRank, settings: SessionSettings) -> Session:
     global _session
+    keep_freed_memory()
     try:
         _session = Session(world, settings)
     except OSError as error:
@@ -330,11 +331,9 @@ def _is_told_elsewhere(error: BaseException, control: Control, heard: RankFailed
 def close_session() -> None:
     """Leave the job. Called at exit; calling it earlier allows another `init()`."""
     global _session
-    if _session is not None and _session.is_inherited:
-        _session = None  # the parent leaves the job, when it ends
-    if _session is not None:
+    if _session is not None and not _session.is_inherited:  # else the parent leaves, when it ends
         _session.close(in_good_order=_session._error is None)
-        _session = None
+    _session = None
 
 
 def _leave() -> None:

@@ -31,6 +31,7 @@ from syncline.launch.world import (
 
 __all__ = [
     "LaunchedRank",
+    "malloc_settings",
     "rank_environment",
     "read_world",
     "read_world_of_group",
@@ -151,6 +152,14 @@ def verification_environment(wanted: Verification) -> dict[str, str]:
 def thread_environment(threads: int) -> dict[str, str]:
     """Return the variables that tell OpenMP and MKL, at loading, how many threads a rank has."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+
+
+def malloc_settings() -> list[str]:
+    """Return the names of variables by which the user has told glibc how to keep memory."""
+    names = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
+    found = [name for name in names if name in os.environ]
+    tuned = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    return [*found, "GLIBC_TUNABLES"] if tuned else found
 
 
 def _worlds(environ: Mapping[str, str], key: bytes | None) -> Iterator[LaunchedRank]:

@@ -21,6 +21,7 @@ from torch import nn
 from syncline.config import Job, printable
 from syncline.data import DataSet
 from syncline.errors import ConfigError, SynclineError
+from syncline.freed_memory import keep_freed_memory
 from syncline.linear_layers import copy_to_meta
 from syncline.loader import epoch_order
 from syncline.losses import Loss, loss_of
@@ -76,6 +77,7 @@ class Trials:
     ) -> None:
         """`job` is resolved; `wanted` are numbers of samples to measure, None for powers of 2."""
         torch.set_num_threads(job.run.threads)
+        keep_freed_memory()  # as in a run
         assert job.strategy.shards is not None
         self.job = job
         self.samples = job.data.batch // job.strategy.shards
