@@ -15,7 +15,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-from syncline.dataset import LATENCY, LINKS, RUNS, Dataset, load, read_runs
+from syncline.dataset import BUSY, LATENCY, LINKS, RUNS, Dataset, load, read_runs
 from syncline.files import write_atomically
 
 MOST_BYTES = 20_000_000
@@ -24,7 +24,7 @@ MOST_BYTES = 20_000_000
 def members(folder: Path) -> list[str]:
     """Return the names of what belongs to the data set: that of cases which were run."""
     runs = read_runs((folder / RUNS).read_bytes(), str(folder / RUNS))
-    found = {RUNS, LINKS, LATENCY}
+    found = {RUNS, LINKS, LATENCY, BUSY}
     for case in {run.case for run in runs}:
         found |= {case.trace_name, case.job_name, *case.layers_names}
     return sorted(name for name in found if (folder / name).is_file())

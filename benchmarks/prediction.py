@@ -2,9 +2,10 @@
 
 Every strategy runs on this machine with 2 and 4 ranks, and in the lab on 2, 4 and 8 machines, with
 links of 1 Gbit/s and of 100 Mbit/s; networks sleep, or compute for real. Each case is predicted
-from what 2 ranks measured beforehand: layers, links inside this machine, costs of messages; the
-lab's latency is half a round trip between two machines, and its rate is what it is set to. Nothing
-is fitted to the runs. Beside each prediction stand two that know no strategy: communication is
+from what 2 ranks measured beforehand: layers, links inside this machine, costs of messages, and the
+processor time of a run in the lab beyond that of a run in shared memory; the lab's latency is half
+a round trip between two machines, and its rate is what it is set to. Nothing is fitted to the runs
+that are predicted. Beside each prediction stand two that know no strategy: communication is
 free, and compute and wire take turns.
 
 The folder keeps calibration, runs and traces: started again, the benchmark goes on where it was;
@@ -14,7 +15,6 @@ with `--predict` it measures nothing, and works on any machine. Exit status 1 if
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import multiprocessing
 import random
@@ -28,166 +28,26 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
-from lab.network import Lab, LabError, rate_bytes_per_s, why_not
+from lab.network import LabError, why_not
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.channels import ArmFailed
-from benchmarks.clock_machines import Machines, ask
-from benchmarks.clocks import PAYLOAD_SHARE
+from benchmarks.clock_machines import Machines
 from benchmarks.command import end_cleanly, machine_facts
+from benchmarks.prediction_calibration import calibrate, machines_at, measure_busy
 from benchmarks.prediction_cases import STRATEGIES, Case, all_cases, calibration_of, network
 from benchmarks.prediction_figures import error_of, figures, half_width, is_inside, missed
+from benchmarks.prediction_folder import Folder
 from benchmarks.prediction_plot import plot
-from syncline import workload as workloads
-from syncline.cluster_facts import ClusterFacts, Fact, LinkFacts
-from syncline.cluster_file import read_cluster
-from syncline.config import Job, read_job
-from syncline.dataset import LATENCY, LINKS, RUNS, Run, read_latency, read_runs
-from syncline.files import write_atomically
-from syncline.measure.as_run import as_run
+from syncline.cluster_facts import ClusterFacts
+from syncline.dataset import Run
 from syncline.measure.validation import predict
-from syncline.perf.trace import Trace
-from syncline.sizes import Size
 from syncline.workload import Workload
 
-CALIBRATED_ON = 2
-"""Ranks."""
-LATENCY_RANGE = 0.2
-RATE_RANGE = 0.02
-"""Of the lab's links: judgements, from before the first run."""
-LAYERS_S = 15
-"""How long layers are measured."""
-
-
-class Folder:
-    """What was measured: jobs, calibration, runs and traces."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.mkdir(parents=True, exist_ok=True)
-        self._runs = path / RUNS
-
-    def job_file(self, case: Case) -> Path:
-        path = self.path / case.job_name
-        if not path.exists():
-            path.write_text(network(case.network, case.rate).job)
-        return path
-
-    def job(self, case: Case) -> Job:
-        return read_job(self.job_file(case), case.sets(10))
-
-    def workload(self, case: Case) -> Workload:
-        """Return the layers' times; of a real network as a traced run of two ranks has them."""
-        found = workloads.read(self.layers(case))
-        if not network(case.network, case.rate).is_real:
-            return found
-        known = calibration_of(case.network)
-        steps_s = [run.step_s for run in self.runs() if run.case == known]
-        step_s = statistics.median(steps_s) if steps_s else None
-        return as_run(found, Trace.read(self.trace(known)), step_s)
-
-    def layers(self, case: Case) -> Path:
-        real, sleeping = case.layers_names
-        return self.path / (real if network(case.network, case.rate).is_real else sleeping)
-
-    @property
-    def links(self) -> Path:
-        return self.path / LINKS
-
-    @property
-    def latency(self) -> Path:
-        return self.path / LATENCY
-
-    def facts(self, case: Case) -> ClusterFacts:
-        """Return what is known of the place of a case."""
-        known = read_cluster(self.links)
-        if not case.rate:
-            return known
-        rate = rate_bytes_per_s(case.rate) * PAYLOAD_SHARE
-        latency = read_latency(self.latency.read_bytes(), str(self.latency))
-        network_facts = LinkFacts(
-            latency_s=Fact(
-                latency, latency * (1 - LATENCY_RANGE), latency * (1 + LATENCY_RANGE), "measured"
-            ),
-            rate_bytes_per_s=Fact(rate, rate * (1 - RATE_RANGE), rate, "set"),
-        )
-        computes = network(case.network, case.rate).is_real
-        return msgspec.structs.replace(
-            known,
-            network=network_facts,
-            one_computer=True,
-            cores=known.cores if computes else None,
-            measured=(),
-        )
-
-    def runs(self) -> list[Run]:
-        """Return what was measured so far. A line that was cut off in the middle is dropped."""
-        if not self._runs.exists():
-            return []
-        data = self._runs.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if whole != data:
-            write_atomically(self._runs, whole)
-        return list(read_runs(whole, str(self._runs)))
-
-    def add(self, run: Run) -> None:
-        with self._runs.open("a") as file:
-            file.write(json.dumps(run) + "\n")
-
-    def trace(self, case: Case) -> Path:
-        path = self.path / case.trace_name
-        path.parent.mkdir(exist_ok=True)
-        return path
-
-
-def calibrate(folder: Folder, cases: Sequence[Case]) -> None:
-    """Measure what is not in the folder yet."""
-    if not folder.links.exists():
-        ask("syncline", "measure", "links", "--json", "--out", str(folder.links))
-    if not folder.latency.exists() and any(case.rate for case in cases):
-        folder.latency.write_text(json.dumps(ask("benchmarks.latency", "--json")))
-    for case in cases:
-        path = folder.layers(case)
-        if path.exists():
-            continue
-        if network(case.network, case.rate).is_real:
-            batch = network(case.network, case.rate).samples * CALIBRATED_ON
-            words = ("--set", f"data.batch={batch}", "--set", f"run.ranks={CALIBRATED_ON}")
-            given = ("--ranks", str(CALIBRATED_ON), "--seconds", str(LAYERS_S), "--samples")
-            samples = str(batch // CALIBRATED_ON)
-            job = str(folder.job_file(case))
-            more = (*given, samples, "--out", str(path), "--json")
-            ask("syncline", "measure", "layers", job, *words, *more)
-        else:
-            workloads.write(_sleeping(folder.job(case)), path)
-        print(f"calibrated: {path.name}", file=sys.stderr)
-
-
-def _sleeping(job: Job) -> Workload:
-    """Return a sleeping network's workload: a plain loop's forward and backward, by layer."""
-    options = job.model.options
-    sizes = [int(size) for size in options["sizes"]]
-    times = ask("benchmarks.clock_job", json.dumps(sizes), str(options["compute_s"]))
-    count = len(sizes)
-    forward_s, backward_s = times["forward_s"] / count, times["backward_s"] / count
-    layers = [
-        workloads.Layer(str(at), size, forward_s, backward_s) for at, size in enumerate(sizes)
-    ]
-    parameters = [
-        Size(f"{at}.weight", at, size // 4, 4, "float32", True) for at, size in enumerate(sizes)
-    ]
-    return Workload(
-        "sleeping",
-        tuple(layers),
-        0.0,
-        tuple(parameters),
-        samples=4,
-        made_by="measured",
-        spread=times["spread"],
-    )
+STEPS = 30
+"""Of a run, and of a simulation: gossip's partners are drawn anew in each step."""
 
 
 def measure(folder: Folder, cases: Sequence[Case], rounds: int, steps: int) -> None:
@@ -198,17 +58,9 @@ def measure(folder: Folder, cases: Sequence[Case], rounds: int, steps: int) -> N
         for rate in dict.fromkeys(case.rate for case in cases):
             here = [case for case in cases if case.rate == rate and done.count(case) <= turn]
             if here:
-                with _machines(rate, max(case.ranks for case in here)) as machines:
+                with machines_at(rate, max(case.ranks for case in here)) as machines:
                     for case in order.sample(here, len(here)):
                         _run(folder, machines, case, steps, turn)
-
-
-@contextlib.contextmanager
-def _machines(rate: str, count: int) -> Iterator[Machines]:
-    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
-        lab = stack.enter_context(Lab(count, rate)) if rate else None
-        machines = Machines(count, Path(name) / "log", lab)
-        yield stack.enter_context(contextlib.closing(machines))
 
 
 def _run(folder: Folder, machines: Machines, case: Case, steps: int, turn: int) -> None:
@@ -229,8 +81,8 @@ def _run(folder: Folder, machines: Machines, case: Case, steps: int, turn: int) 
 def rows_of(folder: Folder, cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Predict every case that was measured, on all cores."""
     runs = folder.runs()
-    measured = {case: [run.step_s for run in runs if run.case == case] for case in cases}
-    known = [case for case in cases if measured[case] and case != calibration_of(case.network)]
+    measured = {case: [case.step_of(run) for run in runs if run.case == case] for case in cases}
+    known = [case for case in cases if measured[case] and not _calibrates(case)]
     for case in known:
         folder.job_file(case)
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -238,15 +90,21 @@ def rows_of(folder: Folder, cases: Sequence[Case]) -> list[dict[str, Any]]:
         return [{"measured_s": measured[Case(*row["case"])], **row} for row in rows]
 
 
+def _calibrates(case: Case) -> bool:
+    is_real = network(case.network, case.rate).is_real
+    return is_real and case == calibration_of(case.network, case.rate)
+
+
 def _predict(path: Path, case: Case) -> dict[str, Any]:
     torch.set_num_threads(1)
     folder = Folder(path)
     job, facts, own = folder.job(case), folder.facts(case), folder.workload(case)
-    found = predict(job, case.ranks, case.ranks if case.rate else 1, facts, own)
+    machines = case.ranks if case.rate else 1
+    found = predict(job, case.ranks, machines, facts, own, STEPS, case.step_of)
     print(f"predicted {case.key}", file=sys.stderr)
     return {
         "case": list(case),
-        "predicted_s": found.outcome.step_s,
+        "predicted_s": case.step_of(found.outcome),
         "low_s": found.interval.low_s,
         "high_s": found.interval.high_s,
         **_null(case, facts, own),
@@ -298,7 +156,7 @@ def read_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace
     parser.add_argument("--out", type=Path, default=Path("runs/prediction"), metavar="FOLDER")
     parser.add_argument("--only", default="", metavar="PATTERN", help="cases whose key it matches")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--predict", action="store_true", help="measure nothing")
     parser.add_argument("--markdown", action="store_true", help="print all cases as a table")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a scatter plot, as SVG")
@@ -317,6 +175,7 @@ def main() -> int:
     if not job.predict:
         try:
             calibrate(folder, cases)
+            measure_busy(folder, cases)
             measure(folder, cases, job.rounds, job.steps)
         except (LabError, ArmFailed) as error:
             print(f"benchmarks.prediction: {error}", file=sys.stderr)
@@ -327,7 +186,11 @@ def main() -> int:
     if not rows:
         print(f"benchmarks.prediction: {job.out} holds no runs of these cases", file=sys.stderr)
         return 2
-    found = figures(rows)
+    short = [row for row in rows if Case(*row["case"]).is_short]
+    counted = [row for row in rows if row not in short]
+    found = figures(counted or rows)
+    if counted and short:
+        found["short_steps"] = {"cases": len(short), "mean_error": figures(short)["mean_error"]}
     if job.plot is not None:
         job.plot.write_text(plot(rows))
     if job.json:

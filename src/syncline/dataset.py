@@ -27,7 +27,7 @@ from syncline.errors import ConfigError
 from syncline.perf.trace import Trace
 from syncline.workload import Workload
 
-RUNS, LINKS, LATENCY = "runs.jsonl", "links.toml", "latency.json"
+RUNS, LINKS, LATENCY, BUSY = "runs.jsonl", "links.toml", "latency.json", "busy.json"
 _MOST_BYTES = 1 << 30
 """An archive's members are no larger together."""
 
@@ -153,6 +153,17 @@ def read_latency(data: bytes, source: str) -> float:
         rule = "a latency is 0 or more, in seconds"
         raise ConfigError(source, f"got {found.latency_s}", rule, "Take the whole data set again.")
     return found.latency_s
+
+
+def read_busy(data: bytes, source: str) -> dict[str, float]:
+    """Return the seconds that all cores together were busy in a step, by the keys of cases."""
+    found: dict[str, float] = _decode(data, dict[str, float], source)
+    for key, seconds in found.items():
+        if not 0 <= seconds < math.inf:
+            rule = "cores are busy for 0 seconds or more"
+            what = f"{printable(key)} is {seconds}"
+            raise ConfigError(source, what, rule, "Take the whole data set again.")
+    return found
 
 
 def _decode(data: bytes, kind: Any, source: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -96,21 +96,30 @@ def on_this_machine(job: Job) -> Job:
 
 
 def predict(
-    job: Job, ranks: int, machines: int, facts: ClusterFacts, workload: Workload
+    job: Job,
+    ranks: int,
+    machines: int,
+    facts: ClusterFacts,
+    workload: Workload,
+    steps: int = STEPS,
+    step_of: Callable[[Outcome], float] = lambda outcome: outcome.step_s,
 ) -> Predicted:
-    """Predict a job's steps from what was measured; the workload has a shard's samples."""
+    """Predict a job's steps from what was measured; the workload has a shard's samples.
+
+    The interval is of the step that `step_of` takes from what was simulated.
+    """
     cluster = cluster_of(job.cluster, ranks, machines, facts)
     job = job.resolved(ranks, cluster.by_machine)
     own = of_shard(workload, job)
-    outcome = simulate_job(job, cluster, steps=STEPS, workload=own)
+    outcome = simulate_job(job, cluster, steps=steps, workload=own)
     chosen, _ = with_choices(job, cluster, own)
     interval = find_interval(
-        lambda other, its: simulate_job(chosen, other, steps=STEPS, workload=its).step_s,
+        lambda other, its: step_of(simulate_job(chosen, other, steps=steps, workload=its)),
         cluster,
         own,
         known_facts(facts),
         threads=job.run.threads,
-        middle_s=outcome.step_s,
+        middle_s=step_of(outcome),
     )
     return Predicted(outcome, interval)
 
