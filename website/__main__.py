@@ -13,8 +13,7 @@ def build(folder: Path) -> int:
     """Build the site in a folder; return the exit status of Zensical."""
     write_pages(folder / "pages")
     settings = (ROOT / "mkdocs.yml").read_text()
-    settings = settings.replace("docs_dir: build/pages", f"docs_dir: {folder / 'pages'}")
-    settings = settings.replace("site_dir: build/site", f"site_dir: {folder / 'site'}")
+    settings = settings.replace("_dir: build/", "_dir: ")  # they are relative to the file
     settings = settings.replace("paths: [src]", f"paths: [{ROOT / 'src'}]")
     (folder / "mkdocs.yml").write_text(settings)
     zensical = str(Path(sys.executable).parent / "zensical")
