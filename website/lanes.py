@@ -64,8 +64,9 @@ def _lanes(found: Outcome, y: float, title: str, names: dict[str, str]) -> Itera
     mine = [one for one in found.trace.tasks if one.rank == 0 and one.step in STEPS]
     start_s = min(one.start_s for one in mine if one.kind == "forward")
     yield text(10, y + 14, title, bold=True)
-    step = f"a step takes {found.step_s * 1e3:.0f} ms; its compute {1e3 * (FORWARD_S + BACKWARD_S):.0f} ms"
-    yield text(WIDTH - 10, y + 14, step, anchor="end")
+    compute_s = FORWARD_S + BACKWARD_S
+    figures = f"a step takes {found.step_s * 1e3:.0f} ms; its compute {compute_s * 1e3:.0f} ms"
+    yield text(WIDTH - 10, y + 14, figures, anchor="end")
     for row, (lane, label) in enumerate((("compute", "compute lane"), ("comm", "comm lane"))):
         top = y + 28 + row * (HEIGHT + 12)
         yield text(10, top + 18, label)

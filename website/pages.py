@@ -82,9 +82,7 @@ def _examples() -> str:
 
 
 def _decisions() -> str:
-    parts = [
-        "# Decisions\n\nWhy things are as they are: half a page each, with what it costs.\n\n"
-    ]
+    parts = ["# Decisions\n\nWhy things are as they are: half a page each, with what it costs.\n\n"]
     for path in sorted((ROOT / "docs" / "decisions").glob("*.md")):
         (title, *_) = TITLE.findall(path.read_text())
         parts.append(f"- [{title}](decisions/{path.name})\n")

@@ -40,7 +40,7 @@ def words_of(command: Command) -> list[str]:
         if word != "...":
             words.append(NUMBERS.get(word, word))
         elif words and words[-1].startswith("--"):
-            words.append("x")
+            words.pop()
     return words
 
 
@@ -53,8 +53,10 @@ def parse(command: Command, files: set[str]) -> None:
     match program:
         case "syncline":
             _parse_syncline(rest, command.inline)
-        case "python" if rest[0] == "-m":
+        case "python" if rest[0] == "-m" and len(rest) > 1:
             _parse_module(rest[1], rest[2:])
+        case "python" if rest[0] == "-m":
+            _need(command.inline, "python -m takes a module")
         case "python":
             _need(rest[0] in files, f"there is no {rest[0]}")
         case "torchrun":
@@ -82,15 +84,18 @@ def _parse_syncline(words: list[str], is_mention: bool) -> None:
     try:
         while hasattr(command, "resolve_command") and words and not words[0].startswith("-"):
             context = type(command).make_context(command, "syncline", [], context, **LENIENT)
-            _, command, words = command.resolve_command(context, words)
-        with contextlib.redirect_stdout(io.StringIO()):
-            command.make_context("syncline", list(words), parent=context)
-    except typer.Exit:
-        pass  # an option that prints something and ends, such as --list-clusters
+            _, command, rest = command.resolve_command(context, words)
+            _need(command is not None, f"no such command: {words[0]}")
+            words = rest
+        for option in command.params:
+            option.callback = None  # --install-completion would write to the home folder
+        command.make_context("syncline", list(words), parent=context)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        if not (is_mention and "Missing" in error.format_message()):
+        is_short = not words or "Missing" in error.format_message()
+        ends = any(one.is_eager and {*one.opts} & {*words} for one in command.params)
+        if not (is_short and (is_mention or ends)):
             raise Wrong(error.format_message()) from None
 
 

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from website.pages import turn_links
 
 from pages import ROOT, Page, pages
-from website.pages import turn_links
 
 PAGES = {page.name: page for page in pages()}
 OUTSIDE = re.compile(r"https://[\w.-]+/\S+")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-
-from pages import ROOT, pages
 from website.__main__ import build
 from website.pages import place_in_site
 from website.pictures import DRAWN
+
+from pages import ROOT, pages
 
 pytestmark = [pytest.mark.processes]
 
@@ -31,7 +31,9 @@ def test_every_page_is_in_the_site_and_in_its_navigation(site):
 
 
 def test_pages_fetch_nothing_from_elsewhere(site):
-    fetched = re.compile(r"""(?:src=|<link[^>]*href=|@import |url\()["']?((?:https?:)?//[^"')> ]+)""")
+    fetched = re.compile(
+        r"""(?:src=|<link[^>]*href=|@import |url\()["']?((?:https?:)?//[^"')> ]+)"""
+    )
     for path in [*site.rglob("*.html"), *site.rglob("*.css")]:
         assert fetched.findall(path.read_text()) == [], path
 
