@@ -11,7 +11,7 @@ from website.pictures import DRAWN
 
 from pages import ROOT, pages
 
-pytestmark = [pytest.mark.processes]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")
