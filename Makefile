@@ -3,12 +3,14 @@
 #   make test    check, then all tests
 #   make coverage    the same tests, counting the lines they run
 #   make check   format, lint and types
+#   make docs    build the site of these pages into build/site
+#   make pictures    draw the pages' pictures again
 #   make bench   step times against DDP, ZeRO and FSDP2, interleaved
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test coverage check bench
+.PHONY: demo test coverage check docs pictures bench
 
 demo: .venv/ready
 	$(BIN)/syncline train examples/digits.toml
@@ -27,6 +29,12 @@ check: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+docs: .venv/ready
+	$(BIN)/python -m website
+
+pictures: .venv/ready
+	$(BIN)/python -m website.pictures
+
 bench: .venv/ready
 	$(BIN)/python -m benchmarks.step --check
 
@@ -34,5 +42,5 @@ bench: .venv/ready
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[data,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[data,dev,docs]'
 	touch $@

@@ -41,3 +41,18 @@ def alone(monkeypatch):
     for name in list(os.environ):
         if name.startswith(launchers):
             monkeypatch.delenv(name)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """List the commands of the pages that no test runs, each with the reason."""
+    reports = [one for found in terminalreporter.stats.values() for one in found]
+    lines = [
+        value
+        for report in reports
+        for key, value in getattr(report, "user_properties", ())
+        if key == "not run" and report.when == "call"
+    ]
+    if lines:
+        terminalreporter.section("commands of the pages that are parsed, not run")
+        for line in lines:
+            terminalreporter.write_line(line)
