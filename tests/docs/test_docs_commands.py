@@ -56,7 +56,6 @@ UNRUN: list[tuple[str, str]] = [
 """A pattern of commands that are only parsed, and the reason."""
 
 
-
 def why_not_run(command: Command) -> str | None:
     return next((why for pattern, why in UNRUN if re.match(pattern, command.text)), None)
 
