@@ -1,0 +1,322 @@
+"""A comparison of strategies: who reaches the target first, at how many ranks, and how surely."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from itertools import groupby
+from typing import Any
+
+from syncline.report.page.compare_folder import Comparison
+from syncline.report.page.draw import MARKS, Axis, Plot, both
+from syncline.report.page.learning import curves, legend, ups_of
+from syncline.report.page.markup import Shown, panel, table
+from syncline.report.page.units import accuracy, seconds, three, whole
+
+
+def panels(at: int, one: Comparison) -> str:
+    """Return all panels of a comparison, the `at`-th in the page."""
+    found = [
+        _verdict(one),
+        _winners(one),
+        _target(one),
+        _curves(one, at),
+        _settings(one),
+        _study(one),
+    ]
+    return f'<div data-of="compare {at}">{"".join(found)}</div>'
+
+
+def _verdict(one: Comparison) -> str:
+    """Say who is first at how many ranks, in each scenario."""
+    shown, summary = Shown(one.summary), one.summary
+    told = " ".join(f"{_first(one, at)}." for at in range(len(summary["tables"])))
+    target = ""
+    if summary["target"] is not None:
+        target = f" First is who reaches {shown('target', accuracy)} accuracy soonest."
+    cells = [
+        (
+            "runs",
+            shown.whole("cells.done"),
+            f"of {shown.whole('cells.wanted')}, {shown.whole('cells.failed')} failed",
+        ),
+        ("samples", shown.whole("samples"), "of every run, over all ranks"),
+        ("seeds", str(len(summary["seeds"])), "a range is from the least to the most"),
+        ("settings tried", shown.whole("tune"), "for each strategy and number of ranks"),
+    ]
+    figures = "".join(
+        f"<div><dt>{name}</dt><dd>{value}<small>{words}</small></dd></div>"
+        for name, value, words in cells
+    )
+    missing = "" if summary["is_complete"] else '<p class="bad">Some runs are still missing.</p>'
+    time = "virtual time" if summary["clock"] == "virtual" else "wall time"
+    rules = " ".join(escape(rule) for rule in summary.get("rules", {}).values())
+    return (
+        f'<section class="panel verdict" id="verdict"><h1>{told}</h1>'
+        f'<p class="then">In {time}.{target}</p><p class="soft small">{rules}</p>{missing}'
+        f'<dl class="figures">{figures}</dl></section>'
+    )
+
+
+def _first(one: Comparison, at: int) -> str:
+    """Say who is first in a table, ranks with the same answer together."""
+    found = one.summary["tables"][at]
+    by = _by(one)
+    pieces = []
+    for words, same in groupby(
+        found["winners"], key=lambda row: row[by]["words"] if row[by] else ""
+    ):
+        ranks = [row["ranks"] for row in same]
+        where = f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
+        pieces.append(f"{escape(words or 'nobody')} at {where} ranks")
+    name = ", ".join(part for part in (found["scenario"], found["grid"]) if part)
+    return f"{escape(name[:1].upper() + name[1:])}: {'; '.join(pieces)}"
+
+
+def _by(one: Comparison) -> str:
+    """Return by what strategies are compared first: time to the target, if there is one."""
+    return "by_accuracy" if one.summary["target"] is None else "by_time"
+
+
+def _winners(one: Comparison) -> str:
+    body = ""
+    for at, found in enumerate(one.summary["tables"]):
+        rows = [_winner(one, at, place) for place in range(len(found["winners"]))]
+        heads = [("n", "ranks")]
+        if one.summary["target"] is not None:
+            heads += [("", "first to the target"), ("n", "after"), ("hide-small", "others")]
+        heads += [("", "most accurate at the end"), ("n", "accuracy")]
+        body += f"{_title(found)}{table(heads, rows)}"
+    ask = (
+        '"Cannot be told apart" means that the seeds do not say who is first. Of the others, how '
+        "many times as long they took, with the interval of that."
+    )
+    return panel("winners", "Who is first, at how many ranks?", ask, body)
+
+
+def _title(found: dict[str, Any]) -> str:
+    said = "; ".join(
+        escape(found[key]) for key in ("batch_rule", "scenario_words") if found.get(key)
+    )
+    name = ", ".join(escape(found[key]) for key in ("scenario", "grid") if found.get(key))
+    return f'<h3>{name}</h3><p class="soft small">{said}</p>'
+
+
+def _winner(one: Comparison, at: int, place: int) -> list[str]:
+    shown, found = Shown(one.summary), one.summary["tables"][at]
+    row, key = found["winners"][place], f"tables.{at}.winners.{place}"
+    cells = [shown.whole(f"{key}.ranks")]
+    if one.summary["target"] is not None:
+        by_time = row["by_time"]
+        cells += [
+            _words(by_time),
+            _figure(one, at, row["ranks"], by_time, "to_target.time_s.mean", seconds),
+        ]
+        others = [
+            _other(shown, f"{key}.by_time.others.{n}", other)
+            for n, other in enumerate(by_time["others"])
+        ]
+        cells.append(f'<span class="small">{"; ".join(others)}</span>')
+    cells.append(_words(row["by_accuracy"]))
+    cells.append(
+        _figure(one, at, row["ranks"], row["by_accuracy"], "final.accuracy.mean", accuracy)
+    )
+    return cells
+
+
+def _words(by: dict[str, Any]) -> str:
+    """Return who is first; whoever cannot be told apart from it stands beside it."""
+    if by["first"] is None:
+        return '<span class="soft">nobody with all seeds</span>'
+    return escape(by["words"]) if by["tied"] else f"<b>{escape(by['words'])}</b>"
+
+
+def _figure(
+    one: Comparison, at: int, ranks: int, by: dict[str, Any], name: str, written: Any
+) -> str:
+    """Return a figure of who is first."""
+    rows = one.summary["tables"][at]["rows"]
+    for place, row in enumerate(rows):
+        if row["ranks"] == ranks and row["variant"] == by["first"]:
+            return Shown(one.summary)(f"tables.{at}.rows.{place}.{name}", written)
+    return "-"
+
+
+def _other(shown: Shown, key: str, other: dict[str, Any]) -> str:
+    """Return how far behind a strategy is."""
+    name = escape(other["variant"])
+    if other["ratio"] is None:
+        return f"{name} {escape(other['why'])}"
+    ratio = shown(f"{key}.ratio", _times)
+    if other["low"] is None:
+        return f"{name} {ratio}"
+    ends = f"{shown(f'{key}.low', three)} to {shown(f'{key}.high', three)}"
+    return f"{name} {ratio} ({ends})"
+
+
+def _times(value: float) -> str:
+    return f"{three(value)}x"
+
+
+def _variants(one: Comparison) -> list[str]:
+    """Return all variants, in the study's order: each has one colour and shape throughout."""
+    return list(
+        dict.fromkeys(name for found in one.summary["tables"] for name in found["variants"])
+    )
+
+
+def _target(one: Comparison) -> str:
+    """Return the time to the target by number of ranks, with the spread over seeds."""
+    if one.summary["target"] is None:
+        return ""
+    shown, body = Shown(one.summary), ""
+    names = _variants(one)
+    for at, found in enumerate(one.summary["tables"]):
+        body += f"{_title(found)}{_times_picture(found, names)}{_times_table(shown, at, found)}"
+    ask = f"Accuracy {shown('target', accuracy)}; lines are from the least to the most over seeds."
+    return panel("target", "How long to the target?", ask, legend(names) + body)
+
+
+def _times_picture(found: dict[str, Any], names: Sequence[str]) -> str:
+    """Draw the time to the target against the number of ranks."""
+    rows = [row for row in found["rows"] if row["to_target"] and row["to_target"]["time_s"]["mean"]]
+    if not rows:
+        return "<p class='soft'>Nobody reached the target.</p>"
+    ranks = sorted({row["ranks"] for row in found["rows"]})
+    least = min(row["to_target"]["time_s"]["least"] for row in rows)
+    most = max(row["to_target"]["time_s"]["most"] for row in rows)
+    width_of = len(ranks) > 1
+
+    def draw(width: int) -> str:
+        wide = width if width < 400 else 1000
+        across = Axis(ranks[0] * 0.85, ranks[-1] * 1.18, "ranks", width_of, whole, ranks)
+        up = Axis(least * 0.85, most * 1.18, "time to the target, seconds", is_log=True)
+        plot = Plot(wide, 280, across, up)
+        for name in names:
+            number = names.index(name) % len(MARKS)
+            mine = [row for row in rows if row["variant"] == name]
+            shift = 1 + 0.012 * (names.index(name) - len(names) / 2)
+            points = [(row["ranks"] * shift, row["to_target"]["time_s"]["mean"]) for row in mine]
+            if len(points) > 1:
+                plot.line(points, f"curve c-{number}")
+            for row, (x, y) in zip(mine, points, strict=True):
+                times = row["to_target"]["time_s"]
+                plot.whisker((x, x), (times["least"], times["most"]), f"whisker c-{number}")
+                plot.mark(x, y, f"mark c-{number}", MARKS[number], f"{name}, {row['ranks']} ranks")
+        return plot.svg()
+
+    return f"<figure>{both(draw, 'time to the target against ranks')}</figure>"
+
+
+def _times_table(shown: Shown, at: int, found: dict[str, Any]) -> str:
+    """Return each strategy's time to the target at each number of ranks."""
+    ranks = found["ranks"]
+    rows = []
+    for name in found["variants"]:
+        cells = [escape(name)]
+        for number in ranks:
+            place = _place(found, number, name)
+            cells.append("-" if place is None else _reached(shown, at, place, found["rows"][place]))
+        rows.append(cells)
+    return table([("", "strategy"), *(("n", f"{number} ranks") for number in ranks)], rows)
+
+
+def _place(found: dict[str, Any], ranks: int, variant: str) -> int | None:
+    for place, row in enumerate(found["rows"]):
+        if row["ranks"] == ranks and row["variant"] == variant:
+            return place
+    return None
+
+
+def _reached(shown: Shown, at: int, place: int, row: dict[str, Any]) -> str:
+    """Return the time to the target and its range, or how many seeds did not reach it."""
+    key, to_target = f"tables.{at}.rows.{place}.to_target", row["to_target"]
+    if not to_target or to_target["time_s"]["mean"] is None:
+        return "not reached"
+    some = ""
+    if to_target["reached"] < to_target["of"]:
+        some = f"<br>{shown.whole(f'{key}.reached')} of {shown.whole(f'{key}.of')}"
+    ends = [shown.seconds(f"{key}.time_s.{end}") for end in ("least", "most")]
+    mean = shown.seconds(f"{key}.time_s.mean")
+    return f'{mean}<br><span class="soft small">{ends[0]} to {ends[1]}</span>{some}'
+
+
+def _curves(one: Comparison, at: int) -> str:
+    """Return the curves of all strategies: a table and a number of ranks at a time."""
+    names, choices = _variants(one), []
+    for found in one.summary["tables"]:
+        for ranks in found["ranks"]:
+            lines = [
+                {"name": name, "number": names.index(name), "points": points}
+                for name in found["variants"]
+                if (points := one.curves.get((found["grid"], found["scenario"], ranks, name)))
+            ]
+            chart = {
+                "title": "",
+                "ups": ups_of(lines),
+                "lines": lines,
+                "target": one.summary["target"],
+            }
+            title = ", ".join(
+                part for part in (found["scenario"], found["grid"], f"{ranks} ranks") if part
+            )
+            choices.append({"name": title, "charts": [chart]})
+    if not choices:
+        return ""
+    ask = "Mean over seeds; bands are from the least to the most. The dashed line is the target."
+    body = curves(f"c-{at}", choices, "Runs:", legend(names))
+    return panel("compared", "How do they learn?", ask, body)
+
+
+def _settings(one: Comparison) -> str:
+    """Return what was tuned, and what each strategy ran with."""
+    shown, body = Shown(one.summary), ""
+    for at, found in enumerate(one.summary["tables"]):
+        rows = []
+        for place, row in enumerate(found["rows"]):
+            key, tuning = f"tables.{at}.rows.{place}", row["tuning"]
+            tuned = "nothing"
+            if tuning is not None:
+                tuned = f"{escape(', '.join(tuning['tuned_keys']))}: {len(tuning['tried'])} tried"
+            settings = ", ".join(f"{name} = {value}" for name, value in row["settings"].items())
+            rows.append(
+                [
+                    shown.whole(f"{key}.ranks"),
+                    escape(row["variant"]),
+                    shown.whole(f"{key}.batch"),
+                    f"<code>{escape(settings)}</code>",
+                    tuned,
+                    shown(f"{key}.final.accuracy.mean", accuracy),
+                    shown(f"{key}.final.time_s.mean", seconds),
+                ]
+            )
+        heads = [
+            ("n", "ranks"),
+            ("", "strategy"),
+            ("n", "batch"),
+            ("", "settings"),
+            ("hide-small", "tuned"),
+        ]
+        heads += [("n", "accuracy at the end"), ("n", "time")]
+        name = f"{escape(found['scenario'])}, {escape(found['grid'])}"
+        body += f"<details><summary>{name}</summary>{table(heads, rows)}</details>"
+    return panel("tuned", "Settings, and what was tuned", "", body)
+
+
+def _study(one: Comparison) -> str:
+    """Return the job, the study and the runs that failed."""
+    summary = one.summary
+    texts = [("The resolved job", summary.get("job", "")), ("The study", summary.get("study", ""))]
+    body = "".join(
+        f"<details><summary>{name}</summary><pre>{escape(text)}</pre></details>"
+        for name, text in texts
+        if text
+    )
+    rows = [
+        [escape(str(run[key])) for key in ("variant", "ranks", "scenario", "seed", "why")]
+        for run in summary.get("failed", [])
+    ]
+    if rows:
+        heads = [("", name) for name in ("strategy", "ranks", "scenario", "seed", "why")]
+        body = f"<h3>Runs that failed</h3>{table(heads, rows)}{body}"
+    return panel("job", "Job and study", f"syncline {escape(summary['syncline'])}", body)
