@@ -11,25 +11,10 @@ from syncline.config import printable
 from syncline.errors import ConfigError
 from syncline.files import check_can_be_written
 
-report_option: str | None = typer.Option(
-    None,
-    "--report",
-    metavar="[FILE]",
-    is_flag=False,
-    flag_value="",
-    help="Write a report at the end: one HTML file.",
+report_option: Path | None = typer.Option(
+    None, "--report", metavar="FILE", help="Write a report at the end: one HTML file."
 )
-"""`--report`, with or without a file."""
-
-
-def report_path(given: str, usual: Path, made: Path | None = None) -> Path:
-    """Return where a report is to be written; refuse a path that could not be at the end.
-
-    `made` is a folder that the run creates, if it is not there yet.
-    """
-    path = Path(given) if given else usual
-    check_can_be_written("--report", path, made=made)
-    return path
+"""The option of commands that run something."""
 
 
 def report(

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from syncline.cli.output import debug_option
-from syncline.cli.report import report_option, report_path
+from syncline.cli.report import report_option
 from syncline.cli.run import check_ranks
 from syncline.cli.train import check_names
 from syncline.cluster import PRESETS, Cluster, cluster_of, conditions_of, known_facts
@@ -69,7 +69,7 @@ def simulate(
     workload: Path | None = typer.Option(
         None, "--workload", metavar="FILE", help="Take the layers' times and sizes from this file."
     ),
-    report: str | None = report_option,
+    report: Path | None = report_option,
     write_workload: Path | None = typer.Option(
         None, "--write-workload", metavar="FILE", help="Write the layers' times and sizes."
     ),
@@ -130,7 +130,8 @@ def simulate(
     conditions.check(cluster.ranks, cluster.machines, workers=workers)
     if trace is not None:
         check_can_be_written("--trace", trace)
-    page = None if report is None else report_path(report, Path("report.html"))
+    if report is not None:
+        check_can_be_written("--report", report)
     if write_workload is not None:
         check_can_be_written("--write-workload", write_workload)
     found = None
@@ -141,7 +142,7 @@ def simulate(
     if explains is None:
         total = job.run.steps if learn else steps
         explains = total is not None and cluster.ranks * total <= _EXPLAINED
-    asks = explains or trace is not None or page is not None
+    asks = explains or trace is not None or report is not None
     outcome = _run(job, cluster, found, wanted, show=not as_json, traces=asks)
     interval_found, why = _find_interval(job, cluster, facts, found, outcome, interval)
     outcome = _with_interval(outcome, interval_found)
@@ -149,9 +150,9 @@ def simulate(
         with explained(trace):
             outcome.trace.write(trace)
     reasons = _explained(outcome, is_asked=explain is True) if explains else None
-    simulation = Simulation(job, outcome, interval_found, why, reasons, trace, page)
-    if page is not None:
-        _write_report(simulation, page)
+    simulation = Simulation(job, outcome, interval_found, why, reasons, trace, report)
+    if report is not None:
+        _write_report(simulation, report)
     if as_json:
         print(json.dumps(finite(to_json_dict(simulation)), allow_nan=False))
     else:

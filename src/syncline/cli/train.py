@@ -18,7 +18,7 @@ from rich.console import Console
 from syncline import data, losses, models
 from syncline.cli import folder as folders
 from syncline.cli.output import debug_option, say
-from syncline.cli.report import report_option, report_path
+from syncline.cli.report import report_option
 from syncline.cli.run import check_ranks
 from syncline.cli.worker import load, try_own, work
 from syncline.config import Job, job_to_toml, read_job
@@ -47,7 +47,7 @@ def train(
     trace: Path | None = typer.Option(
         None, "--trace", metavar="FILE", help="Write when each rank did what."
     ),
-    report: str | None = report_option,
+    report: Path | None = report_option,
     as_json: bool = typer.Option(False, "--json", help="Print the result as one JSON object."),
     print_job: bool = typer.Option(False, "--print-job", help="Print the resolved job and stop."),
     debug: bool = debug_option,
@@ -79,8 +79,8 @@ def train(
     any number of ranks, to the weights of a run that was never stopped (strategy synchronous).
 
     [bold]--report[/bold] writes one HTML file that shows where the time went and how well it
-    learned: report.html in the run folder, unless you name a file. It needs a trace, which
-    is written to run.trace.gz in the run folder if --trace names no other file.
+    learned. It needs a trace, which is written to run.trace.gz in the run folder if --trace
+    names no other file.
 
     [bold]--trace[/bold] writes every task of every rank, as JSON lines: forward, backward
     and waits by bucket, where the exchange is overlapped; reduces, gathers and
@@ -101,7 +101,7 @@ def train(
     if trace is not None and world.rank == 0:
         check_can_be_written("--trace", trace, made=named)
     if report is not None and world.rank == 0:
-        report_path(report, Path("report.html"), made=named)
+        check_can_be_written("--report", report, made=named)
     if print_job:
         sys.stdout.write(job_to_toml(job))
         return
@@ -125,7 +125,7 @@ def train(
     if world.rank == 0:
         _print(summary, folder, as_json)
         if report is not None and trace is not None:
-            _write_report(folder, trace, Path(report) if report else folder / "report.html")
+            _write_report(folder, trace, report)
 
 
 # Typer makes the help from the docstring: this puts the registered strategies into it.

@@ -8,8 +8,8 @@ from itertools import groupby
 from typing import Any
 
 from syncline.report.page.compare_folder import Comparison
-from syncline.report.page.draw import MARKS, Axis, Plot, both
-from syncline.report.page.learning import curves, legend, ups_of
+from syncline.report.page.draw import MARKS, Axis, Plot, both, legend
+from syncline.report.page.learning import curves, ups_of
 from syncline.report.page.markup import Shown, panel, table
 from syncline.report.page.units import accuracy, seconds, three, whole
 
@@ -52,7 +52,7 @@ def _verdict(one: Comparison) -> str:
     time = "virtual time" if summary["clock"] == "virtual" else "wall time"
     rules = " ".join(escape(rule) for rule in summary.get("rules", {}).values())
     return (
-        f'<section class="panel verdict" id="verdict"><h1>{told}</h1>'
+        f'<section class="panel verdict" data-panel="verdict"><h1>{told}</h1>'
         f'<p class="then">In {time}.{target}</p><p class="soft small">{rules}</p>{missing}'
         f'<dl class="figures">{figures}</dl></section>'
     )

@@ -111,8 +111,9 @@ class Plot:
             named = f' class="{css}"' if css else ""
             self.parts.append(f'<text{named}{key} x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>')
 
-    def line(self, points: Sequence[Point], css: str) -> None:
-        self.parts.append(f'<path class="{css}" d="M{self._path(points)}"/>')
+    def line(self, points: Sequence[Point], css: str, dashes: str = "") -> None:
+        dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
+        self.parts.append(f'<path class="{css}"{dashed} d="M{self._path(points)}"/>')
 
     def band(self, low: Sequence[Point], high: Sequence[Point], css: str) -> None:
         self.parts.append(f'<path class="{css}" d="M{self._path([*low, *reversed(high)])}Z"/>')
@@ -163,14 +164,21 @@ DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 5", "1 2")
 """Dashes by number of a line; those of plot.js."""
 
 
-def sample(number: int) -> str:
+def sample(number: int, *, is_hollow: bool = False) -> str:
     """Return a piece of a line with its mark, for the key of a picture."""
-    at = number % len(MARKS)
-    shape = '<circle class="mark" cx="17" cy="6" r="4"/>'
+    at, css = number % len(MARKS), "mark hollow" if is_hollow else "mark"
+    shape = f'<circle class="{css}" cx="17" cy="6" r="4"/>'
     if at:
-        shape = f'<path class="mark" d="{_SHAPES[MARKS[at]].format(x=17, y=6)}"/>'
-    line = f'<path class="curve" stroke-dasharray="{DASHES[at]}" d="M0 6H34"/>'
+        shape = f'<path class="{css}" d="{_SHAPES[MARKS[at]].format(x=17, y=6)}"/>'
+    dashes = DASHES[1] if is_hollow else DASHES[at]
+    line = f'<path class="curve" stroke-dasharray="{dashes}" d="M0 6H34"/>'
     return f'<svg class="c-{at}" width="34" height="12" aria-hidden="true">{line}{shape}</svg>'
+
+
+def legend(names: Sequence[str]) -> str:
+    """Return the key of lines, with each line's dashes and shape."""
+    inside = "".join(f"<li>{sample(at)}{escape(name)}</li>" for at, name in enumerate(names))
+    return f'<ul class="key lines">{inside}</ul>'
 
 
 def both(draw: Callable[[int], str], words: str) -> str:
@@ -180,21 +188,3 @@ def both(draw: Callable[[int], str], words: str) -> str:
         f'<div role="img" aria-label="{escape(words)}">'
         f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div></div>'
     )
-
-
-def apart(wanted: Sequence[float], least: float, low: float, high: float) -> list[float]:
-    """Return places for labels near the wanted ones, at least so far apart, from low to high.
-
-    >>> apart([10.0, 12.0, 40.0], 14, 0, 100)
-    [10.0, 24.0, 40.0]
-    """
-    order = sorted(range(len(wanted)), key=lambda at: wanted[at])
-    found = [0.0] * len(wanted)
-    last = low - least
-    for at in order:
-        last = found[at] = max(wanted[at], last + least)
-    ceiling = high
-    for at in reversed(order):
-        ceiling = found[at] = min(found[at], ceiling)
-        ceiling -= least
-    return found

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from syncline.report.page.draw import sample
+from syncline.report.page.draw import legend
 from syncline.report.page.markup import panel, table
 from syncline.report.page.run import Run, as_json
 from syncline.report.page.units import accuracy, seconds, three
@@ -72,9 +72,3 @@ def curves(name: str, choices: list[dict[str, Any]], words: str = "", key: str =
         f'</fieldset></div>{lines}<div class="charts"></div>'
         f'<script type="application/json">{as_json(choices)}</script></div>'
     )
-
-
-def legend(names: Sequence[str]) -> str:
-    """Return the key of lines, with each line's dashes and shape."""
-    inside = "".join(f"<li>{sample(at)}{escape(name)}</li>" for at, name in enumerate(names))
-    return f'<ul class="key lines">{inside}</ul>'

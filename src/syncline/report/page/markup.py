@@ -73,10 +73,33 @@ def bar(segments: Sequence[Segment], whole: float, *, labels: bool = False) -> s
     for one in segments:
         width = 100 * one.value / whole if whole > 0 else 0.0
         if width > 0.03:
-            text = f"<span>{one.words}</span>" if labels and width > 9 else ""
+            label = f'<span class="fits-{room(one.plain)}">{one.words}</span>'
+            text = label if labels and width > 5 else ""
             title = f' title="{escape(one.plain)}"' if one.plain else ""
             inside.append(f'<i class="k-{one.css}" style="width:{width:.2f}%"{title}>{text}</i>')
     return f'<div class="bar">{"".join(inside)}</div>'
+
+
+ROOMS = range(40, 400, 20)
+"""Widths for which the style sheet can hide a label that does not fit."""
+
+
+def room(words: str) -> int:
+    """Return how wide a bar has to be for words to fit into it, in pixels.
+
+    >>> room("forward 36.1 ms")
+    140
+    """
+    return next((wide for wide in ROOMS if wide >= 7.4 * len(words) + 18), ROOMS[-1])
+
+
+def label_rules() -> str:
+    """Return the rules that hide labels which do not fit into their bars."""
+    rules = (
+        f"@container (max-width: {wide}px) {{ .fits-{wide} {{ display: none !important; }} }}"
+        for wide in ROOMS
+    )
+    return "".join(rules)
 
 
 def swatch(css: str) -> str:
@@ -86,7 +109,7 @@ def swatch(css: str) -> str:
 def panel(name: str, title: str, ask: str, body: str) -> str:
     """Return a section of the page."""
     said = f'<p class="ask">{ask}</p>' if ask else ""
-    return f'<section class="panel" id="{name}"><h2>{title}</h2>{said}{body}</section>'
+    return f'<section class="panel" data-panel="{name}"><h2>{title}</h2>{said}{body}</section>'
 
 
 def table(heads: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from syncline.report.page.compare_folder import Comparison, holds_comparison, re
 from syncline.report.page.markup import Shown
 from syncline.run_curve import read_curve
 from syncline.run_folder import SUMMARY
+
+_SUFFIX = re.compile(r"\.trace(\.gz)?$")
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ def run_of_folder(folder: Path, trace: Path | None = None) -> Run:
 
 def _named_apart(runs: list[Run]) -> list[Run]:
     """Name runs by the last parts of their paths, as many as tell them apart."""
-    parts = [Path(run.name).parts for run in runs]
+    parts = [Path(_SUFFIX.sub("", run.name)).parts for run in runs]
     names = [run.name for run in runs]
     for count in range(max(map(len, parts), default=0), 0, -1):
         fewer = ["/".join(one[-count:]) for one in parts]

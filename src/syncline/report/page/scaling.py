@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any
 
-from syncline.report.page.draw import MARKS, Axis, Plot, apart, both
+from syncline.report.page.draw import DASHES, MARKS, Axis, Plot, both, sample
 from syncline.report.page.markup import Shown, panel, table
-from syncline.report.page.units import share, three, whole
+from syncline.report.page.units import plain, share, three, whole
+
+_CLOCKS = {"measured": "measured", "virtual": "predicted"}
 
 
 def scaling(numbers: dict[str, Any]) -> str:
@@ -20,15 +23,15 @@ def scaling(numbers: dict[str, Any]) -> str:
         f"{shown.three('scaling.base_samples_per_s')} samples a second."
     )
     said = (
-        "The dashed line is ideal: each further rank adds as much. Filled points are measured, "
-        "hollow ones predicted; the band is where a prediction lies nine times in ten, or, if the "
+        "The grey line is ideal: each further rank adds as much. "
+        "The band is where a prediction lies nine times in ten, or, if the "
         "trace has no interval, nine in ten of its steps."
     )
     if found["measured_to"]:
         most = shown.whole("scaling.measured_to")
         said += f" Shaded: more ranks than the {most} that were measured."
     body = (
-        f'<div class="two"><div><h3>Speed</h3>{_picture(found, "speed_up")}</div>'
+        f'{_key(found)}<div class="two"><div><h3>Speed</h3>{_picture(found, "speed_up")}</div>'
         f"<div><h3>Efficiency</h3>{_picture(found, 'efficiency')}</div></div>"
         f'<p class="soft small">{said}</p>{_table(shown, found)}'
     )
@@ -46,7 +49,11 @@ def _picture(found: dict[str, Any], figure: str) -> str:
     if is_speed:
         least = min(point[figure] for point in points)
         up = Axis(
-            min(1.0, least) * 0.8, max(highest, ranks[-1] / base) * 1.15, "speed-up", is_log=True
+            min(1.0, least) * 0.8,
+            max(highest, ranks[-1] / base) * 1.15,
+            "speed-up",
+            is_log=True,
+            written=plain,
         )
     else:
         up = Axis(0.0, max(1.05, highest * 1.05), "efficiency", written=share)
@@ -58,13 +65,28 @@ def _picture(found: dict[str, Any], figure: str) -> str:
             plot.shade(found["measured_to"], across.high, "beyond")
         ideal = [(n, n / base if is_speed else 1.0) for n in (ranks[0], ranks[-1])]
         plot.line(ideal, "l-ideal")
-        for number, one in enumerate(found["series"]):
-            _series(plot, one, number, figure)
-        _names(plot, found["series"], figure)
+        for one in found["series"]:
+            _series(plot, one, _number(found, one), figure)
         return plot.svg()
 
     words = "speed-up" if is_speed else "efficiency"
     return f"<figure>{both(draw, f'{words} against ranks')}</figure>"
+
+
+def _number(found: dict[str, Any], one: dict[str, Any]) -> int:
+    """Return the number of a strategy: measured and predicted have the same colour and shape."""
+    return list(dict.fromkeys(other["strategy"] for other in found["series"])).index(
+        one["strategy"]
+    )
+
+
+def _key(found: dict[str, Any]) -> str:
+    inside = "".join(
+        f"<li>{sample(_number(found, one), is_hollow=one['clock'] != 'measured')}"
+        f"{escape(one['strategy'])}, {_CLOCKS[one['clock']]}</li>"
+        for one in found["series"]
+    )
+    return f'<ul class="key lines">{inside}</ul>'
 
 
 def _series(plot: Plot, one: dict[str, Any], number: int, figure: str) -> None:
@@ -85,22 +107,11 @@ def _series(plot: Plot, one: dict[str, Any], number: int, figure: str) -> None:
         plot.band(ends[0], ends[1], f"band {css}")
     else:
         plot.whisker((points[0][0],) * 2, (ends[0][0][1], ends[1][0][1]), f"whisker {css}")
-    plot.line(points, f"curve {css}")
-    is_hollow = " hollow" if one["clock"] == "virtual" else ""
+    is_measured = one["clock"] == "measured"
+    plot.line(points, f"curve {css}", "" if is_measured else DASHES[1])
     for x, y in points:
-        plot.mark(x, y, f"mark {css}{is_hollow}", MARKS[number % len(MARKS)])
-
-
-def _names(plot: Plot, series: list[dict[str, Any]], figure: str) -> None:
-    """Write each line's name above its last point, none over another."""
-    ends = [one["points"][-1] for one in series]
-    wanted = [plot.y(point[figure]) - 10 for point in ends]
-    places = apart(wanted, 15, plot.top + 6, plot.height - plot.bottom - 4)
-    for one, point, y in zip(series, ends, places, strict=True):
-        clock = "measured" if one["clock"] == "measured" else "predicted"
-        is_left = plot.x(point["ranks"]) > plot.width / 2
-        x = plot.x(point["ranks"]) + (4 if is_left else 8)
-        plot.text(x, y, f"{one['strategy']}, {clock}", "mark end" if is_left else "mark")
+        hollow = "" if is_measured else " hollow"
+        plot.mark(x, y, f"mark {css}{hollow}", MARKS[number % len(MARKS)])
 
 
 def _table(shown: Shown, found: dict[str, Any]) -> str:
@@ -111,7 +122,7 @@ def _table(shown: Shown, found: dict[str, Any]) -> str:
             rows.append(
                 [
                     one["strategy"],
-                    "measured" if one["clock"] == "measured" else "predicted",
+                    _CLOCKS[one["clock"]],
                     shown.whole(f"{key}.ranks"),
                     shown.three(f"{key}.samples_per_s"),
                     f"{shown.three(f'{key}.low')} to {shown.three(f'{key}.high')}",

@@ -48,6 +48,15 @@ def rate(value: float) -> str:
     return f"{num_bytes(value)}/s"
 
 
+def plain(value: float) -> str:
+    """Return a number without zeros that say nothing.
+
+    >>> plain(2.0), plain(0.25)
+    ('2', '0.25')
+    """
+    return f"{value:.3g}"
+
+
 def whole(value: float) -> str:
     return f"{value:,.0f}"
 

@@ -72,7 +72,7 @@ def verdict(run: Run) -> str:
         for name, value, words in _figures(run)
     )
     return (
-        f'<section class="panel verdict" id="verdict"><h1>{sentence(run)}</h1>'
+        f'<section class="panel verdict" data-panel="verdict"><h1>{sentence(run)}</h1>'
         f'<p class="then">{what_helps(run)}</p>{bar(parts, numbers["step_s"], labels=True)}'
         f'<ul class="key">{listed}</ul><p class="soft small">The mean step of the mean rank, '
         f"without the first; its parts add up to {shown.seconds('step_s')}.</p>"
@@ -88,11 +88,18 @@ def sentence(run: Run) -> str:
     shown, groups = run.shown, run.numbers["groups_s"]
     least = _LEAST_GROUP * run.numbers["step_s"]
     told = [
-        f"{shown.seconds(f'groups_s.{name}')} {words}"
-        for name, words in _GROUPS.items()
+        f"{shown.seconds(f'groups_s.{name}')} {_group_words(run, name)}"
+        for name in _GROUPS
         if groups[name] >= least
     ]
     return f"A step takes {shown.seconds('step_s')}: {in_a_row(told)}."
+
+
+def _group_words(run: Run, name: str) -> str:
+    """Return a group of parts in words; what is nearly all time between tasks is called that."""
+    between_s = run.numbers["parts_s"]["between"]
+    is_between = name == "other" and between_s > 0.9 * run.numbers["groups_s"]["other"]
+    return "between tasks" if is_between else _GROUPS[name]
 
 
 def in_a_row(words: Sequence[str]) -> str:
@@ -126,7 +133,7 @@ def _figures(run: Run) -> Iterator[tuple[str, str, str]]:
     batch = f"samples, {shown.whole('samples')} in a step"
     yield "throughput", f"{shown.three('samples_per_s')} /s", batch
     if numbers["exchange_s"] > 0:
-        words = f"of {shown.seconds('exchange_s')} of buckets, a step and rank"
+        words = f"of {shown.seconds('exchange_s')} of exchange in a step"
         yield "exchange hidden", shown.share("hidden"), words
     yield "sent", shown.num_bytes("sent_bytes"), "by a rank in a step"
     if numbers["interval_s"]:
@@ -149,7 +156,7 @@ def _untraced(run: Run) -> str:
         title = f"No run has ended in {escape(run.name)}, and no trace is there."
         return panel("verdict", title, "", "")
     body = (
-        f'<section class="panel verdict" id="verdict"><h1>A step takes '
+        f'<section class="panel verdict" data-panel="verdict"><h1>A step takes '
         f"{shown.seconds('run.summary.step_s')}, {shown.three('run.summary.samples_per_s')} "
         f"samples a second on {shown.whole('run.summary.ranks')} ranks.</h1>"
     )

@@ -30,7 +30,9 @@ def _row(run: Run, at: int, edit: Edit, most: float) -> str:
         return ""
     change = {"factors": dict(edit.factors), "noStragglers": edit.no_stragglers}
     return (
+        f'<div class="helps">'
         f'<button data-edit="{escape(as_json(change))}">{escape(edit.name)}</button>'
         f'<div class="track"><i style="width:{100 * gain / most:.1f}%"></i></div>'
         f"<b>{shown.seconds(f'what_if.{at}.step_s')}, {shown.share(f'what_if.{at}.gain')} less</b>"
+        "</div>"
     )

@@ -18,7 +18,7 @@ from syncline.report.page.compare_folder import Comparison
 from syncline.report.page.exchange import exchange, together
 from syncline.report.page.job import job
 from syncline.report.page.learning import learning
-from syncline.report.page.markup import panel
+from syncline.report.page.markup import label_rules, panel
 from syncline.report.page.predicted import predicted
 from syncline.report.page.run import Run, as_json, check, read
 from syncline.report.page.scaling import scaling
@@ -66,7 +66,7 @@ def page(runs: Sequence[Run], comparisons: Sequence[Comparison] = ()) -> str:
     names = [run.name for run in runs] + [one.name for one in comparisons]
     filled = {
         "TITLE": escape(f"{', '.join(names[:3])} - Syncline report"),
-        "CSS": _dark_by_system(_asset("page.css")),
+        "CSS": _dark_by_system(_asset("page.css")) + label_rules(),
         "JS": "".join(_asset(f"{name}.js") for name in SCRIPTS),
         "LINKS": _links(panels),
         "PANELS": panels,
@@ -97,7 +97,9 @@ def _panels(runs: Sequence[Run], numbers: dict[str, object]) -> str:
         found.append(_each(runs, exchange, only_traced=True))
     found.append(_each(runs, together))
     found += [
-        f'<div data-of="all">{predicted(numbers, at, names)}</div>' for at in range(len(pairs))
+        f'<div data-of="all" data-pair="{_pair(pair, runs)}" hidden>'
+        f"{predicted(numbers, at, names)}</div>"
+        for at, pair in enumerate(pairs)
     ]
     found.append(f'<div data-of="all">{scaling(numbers)}</div>')
     found += [learning(runs), _each(runs, job)]
@@ -112,6 +114,12 @@ def _each(runs: Sequence[Run], draw: object, *, only_traced: bool = False) -> st
         for number, run in enumerate(runs)
         if run.is_traced or not only_traced
     )
+
+
+def _pair(pair: dict[str, int], runs: Sequence[Run]) -> str:
+    """Return the numbers of a pair's runs in the page: runs without a trace have one, too."""
+    places = [number for number, run in enumerate(runs) if run.is_traced]
+    return f"{places[pair['measured']]} {places[pair['simulated']]}"
 
 
 def _traced(text: str) -> str:
@@ -131,7 +139,7 @@ def _links(panels: str) -> str:
     return "".join(
         f'<a href="#{name}">{words}</a>'
         for name, words in _LINKS.items()
-        if f' id="{name}"' in panels
+        if f' data-panel="{name}"' in panels
     )
 
 

@@ -87,9 +87,9 @@ class Moving {
     }
     for (let row = 0; row < lanes.all.length; row++) {
       const top = timeline.top(row);
-      if (y < top || y >= top + timeline.rowHeight) continue;
+      if (y < top || y >= top + timeline.height(row)) continue;
       const lane = lanes.all[row];
-      const level = Math.floor(((y - top) / (timeline.rowHeight - 3)) * lane.levels);
+      const level = Math.floor(((y - top) / (timeline.height(row) - 3)) * lane.levels);
       let best = -1;
       for (let k = timeline.firstSeen(lane); k < lane.tasks.length; k++) {
         const t = lane.tasks[k];

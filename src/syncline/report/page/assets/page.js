@@ -60,10 +60,10 @@ async function select(number) {
     one.setAttribute("aria-pressed", String(Number(one.dataset.pick) === number));
   }
   for (const one of document.querySelectorAll("[data-traced]")) one.hidden = !$(`data-${number}`);
-  for (const link of document.querySelectorAll("nav a")) {
-    const there = [...document.querySelectorAll(`[id="${link.hash.slice(1)}"]`)];
-    link.hidden = !there.some((one) => !one.closest("[hidden]"));
+  for (const one of document.querySelectorAll("[data-pair]")) {
+    one.hidden = !one.dataset.pair.split(" ").includes(String(number));
   }
+  namePanels();
   for (const one of document.querySelectorAll("[data-of-run]")) one.dataset.of = String(number);
   if (!$(`data-${number}`)) return;
   const { graph, lanes } = await open(number);
@@ -74,6 +74,18 @@ async function select(number) {
   moving.showSteps(Math.min(3, Math.max(0, graph.numSteps - 3)), 2);
   moving.choose(-1);
   moving.drawNow();
+}
+
+/** Let the links at the top go to the panels that are shown. */
+function namePanels() {
+  const shown = new Set();
+  for (const panel of document.querySelectorAll("[data-panel]")) {
+    const name = panel.dataset.panel;
+    const isFirst = !panel.closest("[hidden]") && !shown.has(name);
+    if (isFirst) shown.add(name);
+    panel.id = isFirst ? name : "";
+  }
+  for (const link of document.querySelectorAll("nav a")) link.hidden = !shown.has(link.hash.slice(1));
 }
 
 function fillKey(lanes) {
@@ -131,6 +143,7 @@ async function main() {
   prefers.addEventListener("change", () => setTheme((isDark = prefers.matches)));
   addEventListener("beforeprint", () => setTheme(false));
   addEventListener("afterprint", () => setTheme(isDark));
+  namePanels();
   if ($("timeline")) {
     timeline = new Timeline($("timeline"));
     moving = new Moving(timeline, new Overview($("overview"), timeline));

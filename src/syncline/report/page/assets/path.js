@@ -32,7 +32,7 @@ Timeline.prototype.drawPath = function () {
   const close = () => {
     pen.strokeStyle = ink.path;
     if (box && box.b - box.a > 1.5) {
-      pen.strokeRect(box.a + 0.5, this.top(box.row) - 1, box.b - box.a - 1, this.rowHeight - 1);
+      pen.strokeRect(box.a + 0.5, this.top(box.row) - 1, box.b - box.a - 1, this.height(box.row) - 1);
     }
   };
   for (const one of this.stretches()) {
@@ -91,7 +91,7 @@ Timeline.prototype.drawFarPath = function () {
 };
 
 Timeline.prototype.middle = function (row) {
-  return this.top(row) + (this.rowHeight - 3) / 2;
+  return this.top(row) + (this.height(row) - 3) / 2;
 };
 
 Timeline.prototype.link = function (x0, y0, x1, y1) {
@@ -112,7 +112,7 @@ Timeline.prototype.drawChosen = function () {
   const row = lanes.row(t);
   pen.strokeStyle = ink.ink;
   pen.lineWidth = 2.5;
-  pen.strokeRect(from, this.top(row) - 0.5, Math.max(2, to - from), this.rowHeight - 2);
+  pen.strokeRect(from, this.top(row) - 0.5, Math.max(2, to - from), this.height(row) - 2);
   pen.lineWidth = 1.5;
   for (const other of graph.reasons(t, timed).slice(0, 3)) {
     const end = this.x(timed.times[graph.end[other]]);

@@ -31,14 +31,19 @@ class Timeline {
     return ranks <= 4 ? 26 : ranks <= 10 ? 20 : ranks <= 32 ? 12 : 7;
   }
 
+  /** The height of a row: a lane on which tasks lie above each other is higher. */
+  height(row) {
+    return Math.round(this.rowHeight * (1 + 0.42 * (this.lanes.all[row].levels - 1)));
+  }
+
   /** The top of a row; rows of one rank lie together. */
   top(row) {
     if (this.topsFor !== this.lanes || this.topsHeight !== this.rowHeight) {
       let y = TOP;
       this.tops = this.lanes.all.map((lane, at) => {
         if (at && this.lanes.all[at - 1].rank !== lane.rank) y += 6;
-        y += this.rowHeight;
-        return y - this.rowHeight;
+        y += this.height(at);
+        return y - this.height(at);
       });
       this.topsFor = this.lanes;
       this.topsHeight = this.rowHeight;
@@ -56,7 +61,7 @@ class Timeline {
 
   draw() {
     if (!this.graph) return;
-    const tall = this.top(this.lanes.all.length - 1) + this.rowHeight + 8;
+    const tall = this.top(this.lanes.all.length - 1) + this.height(this.lanes.all.length - 1) + 8;
     const [pen, width] = sized(this.canvas, tall);
     this.pen = pen;
     this.width = width;
@@ -96,7 +101,7 @@ class Timeline {
 
   drawTicks() {
     const { pen, ink } = this;
-    const raw = (this.to - this.from) / Math.max(2, (this.width - this.gutter) / 100);
+    const raw = (this.to - this.from) / Math.max(2, (this.width - this.gutter) / 90);
     const power = 10 ** Math.floor(Math.log10(raw));
     const tick = [1, 2, 5, 10].map((m) => m * power).find((one) => one >= raw);
     this.font(400, 12);
@@ -155,7 +160,7 @@ class Timeline {
     const { pen, ink, graph, timed, lanes } = this;
     const lane = lanes.all[row];
     const top = this.top(row);
-    const each = (this.rowHeight - 3) / lane.levels;
+    const each = (this.height(row) - 3) / lane.levels;
     let lastPixel = -1;
     for (let k = this.firstSeen(lane); k < lane.tasks.length; k++) {
       const t = lane.tasks[k];
@@ -225,7 +230,7 @@ class Timeline {
         spread(sums, kinds, PAINT.peers, from, to, Math.min(1, (waits * this.scale) / (to - from)));
       }
     }
-    this.stackBins(sums, bins, this.top(row), this.rowHeight - 3);
+    this.stackBins(sums, bins, this.top(row), this.height(row) - 3);
   }
 
   stackBins(sums, bins, top, tall) {
@@ -255,7 +260,7 @@ class Timeline {
     pen.fillText(isNarrow ? "path" : "critical path", 4, AXIS + TRACK / 2 + 1);
     this.lanes.all.forEach((lane, row) => {
       const isFirst = !row || this.lanes.all[row - 1].rank !== lane.rank;
-      const y = this.top(row) + this.rowHeight / 2 - 1;
+      const y = this.top(row) + this.height(row) / 2 - 1;
       pen.fillStyle = isFirst ? ink.ink : ink.soft;
       this.font(isFirst ? 600 : 400, isFirst ? 12 : 11);
       const words = isFirst ? `${isNarrow ? "r" : "rank "}${lane.rank}` : "comm";

@@ -103,10 +103,15 @@ class WhatIf {
       if (width < 0.05) return "";
       const key = timed === this.graph.recorded ? ` data-key="path.shares.${one}"` : "";
       const text = `${words} <data${key} value="${shares[one]}">${share(shares[one])}</data>`;
-      return `<i class="k-${css}" style="width:${width}%" title="${words} ${share(shares[one])}">${width > 9 ? `<span>${text}</span>` : ""}</i>`;
+      return `<i class="k-${css}" style="width:${width}%" title="${words} ${share(shares[one])}">${width > 4 ? `<span class="fits-${room(`${words} ${share(shares[one])}`)}">${text}</span>` : ""}</i>`;
     });
     return `<div class="rowbar"><span>${name}</span><div class="bar">${bits.join("")}</div><span>${seconds(timed.total)}</span></div>`;
   }
+}
+
+/** How wide a bar has to be for words to fit into it: as markup.py has it. */
+function room(words) {
+  return Math.min(380, Math.max(40, 20 * Math.ceil((7.4 * words.length + 18) / 20)));
 }
 
 function factorOf(knob) {
