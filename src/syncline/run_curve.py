@@ -15,6 +15,7 @@ from syncline.errors import ConfigError
 from syncline.files import explained
 from syncline.run_folder import JOB, METRICS, SUMMARY, finite
 
+EVALUATIONS = "evaluations.jsonl"
 MOST_POINTS = 400
 """A curve has no more points than a picture can show."""
 
@@ -30,13 +31,17 @@ def read_curve(folder: Path) -> dict[str, Any] | None:
     with explained(folder):
         texts = [
             path.read_text() if path.exists() else ""
-            for path in (folder / SUMMARY, folder / METRICS, folder / JOB)
+            for path in (folder / name for name in (SUMMARY, METRICS, JOB, EVALUATIONS))
         ]
     try:
         summary: dict[str, Any] = dict(finite(json.loads(texts[0])))
         lines = [dict(finite(json.loads(line))) for line in texts[1].splitlines() if line]
+        evaluated = {
+            line["step"]: {name: line.get(name) for name in ("test_loss", "accuracy")}
+            for line in map(json.loads, texts[3].splitlines())
+        }
         batch = tomllib.loads(texts[2]).get("data", {}).get("batch")
-        points = [_point(line, summary, batch) for line in lines]
+        points = [_point(line, summary, batch) | evaluated.get(line["step"], {}) for line in lines]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         rule = f"{JOB}, {METRICS} and {SUMMARY} are as `syncline train` wrote them"
         fix = "Train once more, or take these files away and give the trace alone."
@@ -61,8 +66,8 @@ def _point(line: dict[str, Any], summary: dict[str, Any], batch: int | None) -> 
         "samples": None if batch is None else step * batch,
         "sent_bytes": step * summary.get("sent_bytes", 0.0) * summary.get("ranks", 1),
         "loss": line.get("loss"),
-        "test_loss": line.get("test_loss"),
-        "accuracy": line.get("accuracy"),
+        "test_loss": None,
+        "accuracy": None,
     }
 
 

@@ -114,7 +114,6 @@ class _Run:
         self.faults = InjectedFaults(job, world)
         self.checkpoints = RunCheckpoints(out, job, self.model, world.rank)
         self.resume, self.start = resume, 0
-        self.evaluated: tuple[int, float | None, float | None] = (0, None, None)
         may_defer = world.rank > 0 and world.machine != 0
         self._chosen = self.checkpoints.choose(may_defer=may_defer) if resume else None
 
@@ -256,10 +255,7 @@ class _Run:
         lr = learning_rate(self.job.optimizer, done - 1, self.total)
         pace = self.pace.to_json_dict(self.replica.waited_s, self.input.steps_waited_s)
         pace["input_wait_s"] = round(self.input.step_waited_s, 6)
-        line = {"step": done, "loss": loss, "lr": lr, **pace}
-        if self.evaluated[0] == done:
-            line |= zip(("test_loss", "accuracy"), self.evaluated[1:], strict=True)
-        self.metrics.append(line)
+        self.metrics.append({"step": done, "loss": loss, "lr": lr, **pace})
 
     def _evaluate_and_save_if_due(self, done: int) -> None:
         """Evaluate and save the parameters that represent the run, if the job wants it now."""
@@ -272,12 +268,12 @@ class _Run:
             self._save_own(done)
         with self._whole(done, is_wanted=is_writer):
             self.ranks.check_workers()
-            if evaluates:
-                self._evaluate(done, is_wanted=is_writer)
             if saves:
                 if is_writer and self.replica.my_shards:
                     self._write_metrics(done)  # a run that resumes here does not take it again
                 self._save(done, is_wanted=is_writer)
+            if evaluates:
+                self._evaluate(done, is_wanted=is_writer)
 
     @contextlib.contextmanager
     def _whole(self, done: int, *, is_wanted: bool) -> Iterator[None]:
@@ -362,7 +358,6 @@ class _Run:
         with self.tracing.task("evaluate", step - 1):
             loss, accuracy = how(self.model, self.data.test, self.loss)
         self.progress.evaluated(step, loss, accuracy)
-        self.evaluated = step, loss, accuracy
         return loss, accuracy
 
     def _save(self, step: int, *, is_wanted: bool, all_hold: bool = False) -> None:

@@ -110,7 +110,11 @@ def test_other_costs_give_the_same_numbers_in_the_page_and_in_python(browser, fi
             timing = what_if(run.graph, Edit("", edit["factors"], edit["noStragglers"]))
             assert step_s == pytest.approx(timing.step_s, rel=1e-5, abs=2e-9), edit
             assert run_s == pytest.approx(timing.run_s, rel=1e-5, abs=2e-9), edit
-            assert shares == pytest.approx(critical_path(timing).shares, abs=1e-3), edit
+            expected = critical_path(timing).shares
+            for name in shares.keys() | expected.keys():
+                # Rounding decides which of several ranks that come at once is on the path.
+                off = abs(shares.get(name, 0.0) - expected.get(name, 0.0))
+                assert off < 2e-3, (edit, name)
     opened.close()
 
 

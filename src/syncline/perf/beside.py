@@ -71,6 +71,7 @@ def compare(measured: Numbers, simulated: Numbers) -> dict[str, Any]:
             "is_inside": bool(interval) and interval[0] <= step_s <= interval[1],
         },
         "tasks": tasks,
+        "band": BAND,
         "num_tasks": len(tasks),
         "num_near": sum(abs(one["error"]) <= BAND for one in tasks),
         "error": sum(abs(one["off_s"]) for one in tasks) / whole_s if whole_s else 0.0,

@@ -16,7 +16,7 @@ from syncline.perf.breakdown import BucketTimes, ExchangeTimes
 from syncline.perf.critical_path import Piece
 from syncline.perf.explain import Explanation
 from syncline.perf.graph import retime
-from syncline.perf.trace import BucketFacts
+from syncline.perf.trace import BucketFacts, Header
 
 
 def to_json_dict(found: Explanation) -> dict[str, Any]:
@@ -75,9 +75,20 @@ def to_json_dict(found: Explanation) -> dict[str, Any]:
             }
             for one in found.answers
         ],
+        "network": _network(header),
+        "clocks_error_s": header.clocks.error_s,
         "unknown_s": graph.between_s,
         "rough": graph.rough,
     }
+
+
+def _network(header: Header) -> dict[str, float] | None:
+    """Return the rate and the latency of the simulated link between machines, if there is one."""
+    network = (header.cluster or {}).get("network")
+    if not isinstance(network, dict) or len(header.machines) < 2:
+        return None
+    found = {name: network.get(name) for name in ("rate_bytes_per_s", "latency_s")}
+    return found if all(isinstance(one, int | float) for one in found.values()) else None
 
 
 def _buckets(

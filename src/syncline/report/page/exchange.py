@@ -81,10 +81,9 @@ def _row(run: Run, at: int, kinds: list[str], longest: float) -> list[str]:
 
 def _link(run: Run) -> str:
     """Return the rate of the link between machines, if the trace has it."""
-    network = (run.header.cluster or {}).get("network")
-    if not isinstance(network, dict) or len(run.header.machines) < 2:
+    if run.numbers["network"] is None:
         return ""
-    return f"; the link between machines carries {rate(network['rate_bytes_per_s'])}"
+    return f"; the link between machines carries {run.shown('network.rate_bytes_per_s', rate)}"
 
 
 def together(run: Run) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from syncline.report.page.markup import panel
 from syncline.report.page.run import Run, model_of
-from syncline.report.page.units import rate, seconds
+from syncline.report.page.units import rate
 
 WORDS = {
     "exposed": "exchange during which the compute lane of the same rank stands still",
@@ -51,15 +51,12 @@ def _facts(run: Run) -> dict[str, str]:
         f"{shown.whole('steps')}, {shown.whole('tasks')} tasks, {shown.seconds('run_s')} together"
     )
     found["steps"] = steps
-    network = (header.cluster or {}).get("network")
-    if isinstance(network, dict) and len(header.machines) > 1:
-        link = f"{rate(network['rate_bytes_per_s'])}, {seconds(network['latency_s'])}"
-        found["link between machines"] = link
-    if header.clocks.error_s:
-        error = (
-            f"two ranks' times differ from the truth by {seconds(header.clocks.error_s)} at most"
-        )
-        found["one clock"] = error
+    if numbers["network"] is not None:
+        carries = shown("network.rate_bytes_per_s", rate)
+        found["link between machines"] = f"{carries}, {shown.seconds('network.latency_s')}"
+    if numbers["clocks_error_s"]:
+        error = shown.seconds("clocks_error_s")
+        found["one clock"] = f"the difference of two ranks' times is wrong by {error} at most"
     if numbers["unknown_s"]:
         unknown = f"{shown.seconds('unknown_s')} of all ranks' time has no cause in the trace"
         found["unknown"] = unknown

@@ -39,6 +39,11 @@ class Shown:
             return "-"
         return f'<data data-key="{escape(key)}" value="{float(value)!r}">{written(value)}</data>'
 
+    def words(self, key: str) -> str:
+        """Return the words at a key."""
+        said = escape(str(at(self.numbers, key)))
+        return f'<data data-key="{escape(key)}" value="{said}">{said}</data>'
+
     def seconds(self, key: str) -> str:
         return self(key, units.seconds)
 

@@ -23,7 +23,7 @@ _MOST_ROWS = 12
 def predicted(numbers: dict[str, Any], at: int, names: list[str]) -> str:
     """Return the panel of one pair; `names` are those of all runs."""
     pair, shown, key = numbers["predicted"][at], Shown(numbers), f"predicted.{at}"
-    step = pair["step"]
+    step, band = pair["step"], shown(f"{key}.band", share)
     interval = "No interval is in the simulated trace. "
     if step["interval_s"]:
         ends = [shown.seconds(f"{key}.step.interval_s.{end}") for end in (0, 1)]
@@ -34,14 +34,14 @@ def predicted(numbers: dict[str, Any], at: int, names: list[str]) -> str:
         f"predicted at {shown.seconds(f'{key}.step.predicted_s')} and took "
         f"{shown.seconds(f'{key}.step.measured_s')}: {shown(f'{key}.step.error', off)}. {interval}"
         f"{shown.whole(f'{key}.num_near')} of {shown.whole(f'{key}.num_tasks')} kinds of tasks are "
-        f"within {BAND:.0%}; weighted by time they are off by {shown(f'{key}.error', share)}."
+        f"within {band}; weighted by time they are off by {shown(f'{key}.error', share)}."
     )
     if not pair["tasks"]:
         return panel("predicted", "Was the prediction right?", ask, "")
     body = (
         f'<div class="two"><div><figure>{_scatter(pair["tasks"])}<figcaption>A point is a kind of '
         "task and its bucket, without waiting, in a step of a rank; lines are nine in ten of them, "
-        f"predicted and measured. The band is {BAND:.0%}. ● compute ■ reduce ◆ gather ▲ input "
+        f"predicted and measured. The band is {band}. ● compute ■ reduce ◆ gather ▲ input "
         "✚ other"
         f"</figcaption></figure></div><div><h3>Where the seconds differ most</h3>"
         f"{_table(shown, key, pair['tasks'])}</div></div>"

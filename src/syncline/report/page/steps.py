@@ -134,10 +134,10 @@ def _steady(run: Run) -> str:
             is_right = plot.x(x) > width - 120
             key = f' data-key="steps_s.{name}" data-value="{spread[name]!r}"'
             words = f"{part} % {seconds(spread[name])}"
-            side = (-9, "mark end") if is_right else (9, "mark")
-            plot.text(
-                plot.x(x) + side[0], plot.y(y) + (4 if part == 50 else 16), words, side[1], key
-            )
+            if is_right:
+                plot.text(plot.x(x) - 7, plot.y(y) - 8, words, "mark end", key)
+            else:
+                plot.text(plot.x(x) + 9, plot.y(y) + 14, words, "mark", key)
         return plot.svg()
 
     picture = both(draw, "how many steps take at most how long")

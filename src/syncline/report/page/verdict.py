@@ -114,7 +114,7 @@ def in_a_row(words: Sequence[str]) -> str:
 def what_helps(run: Run) -> str:
     """Say what binds, and which changes would make a step shorter."""
     shown, answers = run.shown, run.numbers["what_if"]
-    binds = f"What binds: {escape(run.numbers['path']['binds'])}."
+    binds = f"What binds: {shown.words('path.binds')}."
     best = [at for at, one in enumerate(answers) if one["gain"] >= _LEAST_GAIN][:_MOST_HELPS]
     if not best:
         return f"{binds} None of the changes tried would make a step shorter by half a per cent."
