@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from compared import write_comparison
 from page_numbers import Page, check_digits
 from simulated import trace_of
 from syncline import dataset
@@ -71,6 +72,28 @@ def test_no_number_stands_without_its_key(written):
     body = re.sub(r"<script.*?</script>", "", body, flags=re.S)
     plain = re.sub(r"<[^>]*>", " ", body)
     assert re.findall(r"\d (?:ms|µs|s|MB|kB|GB)\b|\d%", plain) == []
+
+
+def test_numbers_of_a_comparison_are_those_of_its_summary(tmp_path):
+    folder = write_comparison(tmp_path / "compared")
+    text = page(*read([folder]))
+    summary = json.loads((folder / "summary.json").read_text())
+    numbers = Page(text).numbers
+    assert len(numbers) > 60
+    for number in numbers:
+        assert number.of == "compare 0"
+        assert number.value == at(summary, number.key), number
+        check_digits(number)
+    assert "at 4 ranks synchronous is first; at 8 ranks synchronous and gossip cannot be" in text
+    assert "</b>local" not in text
+
+
+def test_a_comparison_of_another_version_is_refused(tmp_path):
+    folder = write_comparison(tmp_path / "compared")
+    text = (folder / "summary.json").read_text()
+    (folder / "summary.json").write_text(text.replace('"version": 1', '"version": 9'))
+    with pytest.raises(ConfigError, match="this is a comparison of format version 9"):
+        write_report([folder], tmp_path / "out.html")
 
 
 def test_sentence_parts_add_up():

@@ -8,17 +8,21 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from browser import Opened, needs_browser, started
+from benchmarks.browser import Opened, started, why_not
 
+from compared import write_comparison
 from simulated import trace_of
 from syncline import dataset
 from syncline.perf.critical_path import critical_path
 from syncline.perf.trace import Task, Trace
 from syncline.perf.what_if import Edit, what_if
 from syncline.report.page.run import run_of
-from syncline.report.page.write import write_page
+from syncline.report.page.write import write_page, write_report
 
-pytestmark = [needs_browser, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.skipif(bool(why_not()), reason=why_not() or "a browser is there"),
+    pytest.mark.slow,
+]
 
 CHECKS = (Path(__file__).parent / "page_checks.js").read_text().split("\n", 1)[1]
 MEASURED = Path(__file__).parents[2] / "datasets" / "predictions-2026-11-19.tar.gz"
@@ -174,6 +178,26 @@ def test_the_timeline_moves_by_keyboard_and_says_what_a_task_was(browser, file, 
     page.keyboard.press("Escape")
     assert "Click a task" in page.locator("#chosen").inner_text()
     assert before != page.evaluate("[timeline.from, timeline.to]")
+    opened.close()
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (400, "dark")])
+def test_a_comparison_is_readable_and_its_curves_have_a_switch(browser, tmp_path, width, theme):
+    out = tmp_path / "compared.html"
+    write_report([write_comparison(tmp_path / "compared")], out)
+    opened = Opened(browser, out, width, theme)
+    page = opened.page
+    assert page.evaluate(CHECKS) == []
+    before = page.locator(".charts").inner_html()
+    assert before.count("<svg") == 3
+    page.locator('input[value="samples"]').check()
+    after = page.locator(".charts").inner_html()
+    assert after != before
+    assert ">samples<" in after
+    page.locator(".curves select").select_option("3")
+    assert page.locator(".charts").inner_html() != after
+    assert page.evaluate(CHECKS) == []
+    assert opened.said == []
     opened.close()
 
 

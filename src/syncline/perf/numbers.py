@@ -82,7 +82,7 @@ def to_json_dict(found: Explanation) -> dict[str, Any]:
     }
 
 
-def _network(header: Header) -> dict[str, float] | None:
+def _network(header: Header) -> dict[str, Any] | None:
     """Return the rate and the latency of the simulated link between machines, if there is one."""
     network = (header.cluster or {}).get("network")
     if not isinstance(network, dict) or len(header.machines) < 2:

@@ -28,6 +28,12 @@ class Comparison:
     """By grid, scenario, number of ranks and variant: points, mean over seeds; the range of each
     figure is in NAME_low and NAME_high."""
 
+    @property
+    def variants(self) -> list[str]:
+        """All variants, in the study's order: each has one colour and shape throughout."""
+        names = (name for found in self.summary["tables"] for name in found["variants"])
+        return list(dict.fromkeys(names))
+
 
 def holds_comparison(folder: Path) -> bool:
     """Say whether a folder holds a comparison, of any version."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 from itertools import groupby
 from typing import Any
 
 from syncline.report.page.compare_folder import Comparison
-from syncline.report.page.draw import MARKS, Axis, Plot, both, legend
+from syncline.report.page.draw import legend
 from syncline.report.page.learning import curves, ups_of
 from syncline.report.page.markup import Shown, panel, table
-from syncline.report.page.units import accuracy, seconds, three, whole
+from syncline.report.page.time_to_target import target, title
+from syncline.report.page.units import accuracy, seconds, three
+from syncline.report.page.verdict import in_a_row
 
 
 def panels(at: int, one: Comparison) -> str:
@@ -19,7 +20,7 @@ def panels(at: int, one: Comparison) -> str:
     found = [
         _verdict(one),
         _winners(one),
-        _target(one),
+        target(one),
         _curves(one, at),
         _settings(one),
         _study(one),
@@ -28,20 +29,18 @@ def panels(at: int, one: Comparison) -> str:
 
 
 def _verdict(one: Comparison) -> str:
-    """Say who is first at how many ranks, in each scenario."""
+    """Say who is first at how many ranks: of the first table large, of the others below."""
     shown, summary = Shown(one.summary), one.summary
-    told = " ".join(f"{_first(one, at)}." for at in range(len(summary["tables"])))
-    target = ""
+    first, *others = [f"{_first(one, at)}." for at in range(len(summary["tables"]))]
+    target_words = "First is who is most accurate at the end."
     if summary["target"] is not None:
-        target = f" First is who reaches {shown('target', accuracy)} accuracy soonest."
+        reached = shown("target", accuracy)
+        target_words = f"First is who reaches {reached} accuracy on test samples soonest."
+    done, failed = shown.whole("cells.done"), shown.whole("cells.failed")
     cells = [
-        (
-            "runs",
-            shown.whole("cells.done"),
-            f"of {shown.whole('cells.wanted')}, {shown.whole('cells.failed')} failed",
-        ),
+        ("runs", done, f"of {shown.whole('cells.wanted')}, {failed} failed"),
         ("samples", shown.whole("samples"), "of every run, over all ranks"),
-        ("seeds", str(len(summary["seeds"])), "a range is from the least to the most"),
+        ("seeds", str(len(summary["seeds"])), "ranges are from the least to the most"),
         ("settings tried", shown.whole("tune"), "for each strategy and number of ranks"),
     ]
     figures = "".join(
@@ -50,10 +49,10 @@ def _verdict(one: Comparison) -> str:
     )
     missing = "" if summary["is_complete"] else '<p class="bad">Some runs are still missing.</p>'
     time = "virtual time" if summary["clock"] == "virtual" else "wall time"
-    rules = " ".join(escape(rule) for rule in summary.get("rules", {}).values())
+    more = "".join(f'<p class="then">{words}</p>' for words in others)
     return (
-        f'<section class="panel verdict" data-panel="verdict"><h1>{told}</h1>'
-        f'<p class="then">In {time}.{target}</p><p class="soft small">{rules}</p>{missing}'
+        f'<section class="panel verdict" data-panel="verdict"><h1>{first}</h1>{more}'
+        f"<p>In {time}. {target_words}</p>{missing}"
         f'<dl class="figures">{figures}</dl></section>'
     )
 
@@ -61,16 +60,22 @@ def _verdict(one: Comparison) -> str:
 def _first(one: Comparison, at: int) -> str:
     """Say who is first in a table, ranks with the same answer together."""
     found = one.summary["tables"][at]
-    by = _by(one)
     pieces = []
-    for words, same in groupby(
-        found["winners"], key=lambda row: row[by]["words"] if row[by] else ""
-    ):
+    for said, same in groupby(found["winners"], key=lambda row: _said(row[_by(one)])):
         ranks = [row["ranks"] for row in same]
         where = f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
-        pieces.append(f"{escape(words or 'nobody')} at {where} ranks")
+        pieces.append(f"at {where} ranks {said}")
     name = ", ".join(part for part in (found["scenario"], found["grid"]) if part)
     return f"{escape(name[:1].upper() + name[1:])}: {'; '.join(pieces)}"
+
+
+def _said(by: dict[str, Any]) -> str:
+    """Say who is first at a number of ranks."""
+    if by["first"] is None:
+        return "nobody reaches it with all seeds"
+    if not by["tied"]:
+        return f"{escape(by['first'])} is first"
+    return f"{in_a_row([escape(name) for name in (by['first'], *by['tied'])])} cannot be told apart"
 
 
 def _by(one: Comparison) -> str:
@@ -86,20 +91,15 @@ def _winners(one: Comparison) -> str:
         if one.summary["target"] is not None:
             heads += [("", "first to the target"), ("n", "after"), ("hide-small", "others")]
         heads += [("", "most accurate at the end"), ("n", "accuracy")]
-        body += f"{_title(found)}{table(heads, rows)}"
+        body += f"{title(found)}{table(heads, rows)}"
     ask = (
         '"Cannot be told apart" means that the seeds do not say who is first. Of the others, how '
         "many times as long they took, with the interval of that."
     )
-    return panel("winners", "Who is first, at how many ranks?", ask, body)
-
-
-def _title(found: dict[str, Any]) -> str:
-    said = "; ".join(
-        escape(found[key]) for key in ("batch_rule", "scenario_words") if found.get(key)
+    rules = "".join(f"<li>{escape(rule)}</li>" for rule in one.summary.get("rules", {}).values())
+    return panel(
+        "winners", "Who is first, at how many ranks?", ask, f'{body}<ul class="rules">{rules}</ul>'
     )
-    name = ", ".join(escape(found[key]) for key in ("scenario", "grid") if found.get(key))
-    return f'<h3>{name}</h3><p class="soft small">{said}</p>'
 
 
 def _winner(one: Comparison, at: int, place: int) -> list[str]:
@@ -158,92 +158,9 @@ def _times(value: float) -> str:
     return f"{three(value)}x"
 
 
-def _variants(one: Comparison) -> list[str]:
-    """Return all variants, in the study's order: each has one colour and shape throughout."""
-    return list(
-        dict.fromkeys(name for found in one.summary["tables"] for name in found["variants"])
-    )
-
-
-def _target(one: Comparison) -> str:
-    """Return the time to the target by number of ranks, with the spread over seeds."""
-    if one.summary["target"] is None:
-        return ""
-    shown, body = Shown(one.summary), ""
-    names = _variants(one)
-    for at, found in enumerate(one.summary["tables"]):
-        body += f"{_title(found)}{_times_picture(found, names)}{_times_table(shown, at, found)}"
-    ask = f"Accuracy {shown('target', accuracy)}; lines are from the least to the most over seeds."
-    return panel("target", "How long to the target?", ask, legend(names) + body)
-
-
-def _times_picture(found: dict[str, Any], names: Sequence[str]) -> str:
-    """Draw the time to the target against the number of ranks."""
-    rows = [row for row in found["rows"] if row["to_target"] and row["to_target"]["time_s"]["mean"]]
-    if not rows:
-        return "<p class='soft'>Nobody reached the target.</p>"
-    ranks = sorted({row["ranks"] for row in found["rows"]})
-    least = min(row["to_target"]["time_s"]["least"] for row in rows)
-    most = max(row["to_target"]["time_s"]["most"] for row in rows)
-    width_of = len(ranks) > 1
-
-    def draw(width: int) -> str:
-        wide = width if width < 400 else 1000
-        across = Axis(ranks[0] * 0.85, ranks[-1] * 1.18, "ranks", width_of, whole, ranks)
-        up = Axis(least * 0.85, most * 1.18, "time to the target, seconds", is_log=True)
-        plot = Plot(wide, 280, across, up)
-        for name in names:
-            number = names.index(name) % len(MARKS)
-            mine = [row for row in rows if row["variant"] == name]
-            shift = 1 + 0.012 * (names.index(name) - len(names) / 2)
-            points = [(row["ranks"] * shift, row["to_target"]["time_s"]["mean"]) for row in mine]
-            if len(points) > 1:
-                plot.line(points, f"curve c-{number}")
-            for row, (x, y) in zip(mine, points, strict=True):
-                times = row["to_target"]["time_s"]
-                plot.whisker((x, x), (times["least"], times["most"]), f"whisker c-{number}")
-                plot.mark(x, y, f"mark c-{number}", MARKS[number], f"{name}, {row['ranks']} ranks")
-        return plot.svg()
-
-    return f"<figure>{both(draw, 'time to the target against ranks')}</figure>"
-
-
-def _times_table(shown: Shown, at: int, found: dict[str, Any]) -> str:
-    """Return each strategy's time to the target at each number of ranks."""
-    ranks = found["ranks"]
-    rows = []
-    for name in found["variants"]:
-        cells = [escape(name)]
-        for number in ranks:
-            place = _place(found, number, name)
-            cells.append("-" if place is None else _reached(shown, at, place, found["rows"][place]))
-        rows.append(cells)
-    return table([("", "strategy"), *(("n", f"{number} ranks") for number in ranks)], rows)
-
-
-def _place(found: dict[str, Any], ranks: int, variant: str) -> int | None:
-    for place, row in enumerate(found["rows"]):
-        if row["ranks"] == ranks and row["variant"] == variant:
-            return place
-    return None
-
-
-def _reached(shown: Shown, at: int, place: int, row: dict[str, Any]) -> str:
-    """Return the time to the target and its range, or how many seeds did not reach it."""
-    key, to_target = f"tables.{at}.rows.{place}.to_target", row["to_target"]
-    if not to_target or to_target["time_s"]["mean"] is None:
-        return "not reached"
-    some = ""
-    if to_target["reached"] < to_target["of"]:
-        some = f"<br>{shown.whole(f'{key}.reached')} of {shown.whole(f'{key}.of')}"
-    ends = [shown.seconds(f"{key}.time_s.{end}") for end in ("least", "most")]
-    mean = shown.seconds(f"{key}.time_s.mean")
-    return f'{mean}<br><span class="soft small">{ends[0]} to {ends[1]}</span>{some}'
-
-
 def _curves(one: Comparison, at: int) -> str:
     """Return the curves of all strategies: a table and a number of ranks at a time."""
-    names, choices = _variants(one), []
+    names, choices = one.variants, []
     for found in one.summary["tables"]:
         for ranks in found["ranks"]:
             lines = [

@@ -22,7 +22,7 @@ def exchange(run: Run) -> str:
         return ""
     kinds = [kind for kind in _kinds(buckets) if any(_busy_s(one, kind) for one in buckets)]
     longest = max(_busy_s(one, kind) for one in buckets for kind in kinds)
-    places = range(len(buckets))
+    places = list(range(len(buckets)))
     said = ""
     if len(buckets) > MOST_BUCKETS:
         order = sorted(places, key=lambda at: -buckets[at]["exposed_s"])

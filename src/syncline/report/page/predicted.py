@@ -56,8 +56,9 @@ def _scatter(tasks: list[dict[str, Any]]) -> str:
     low, high = min(times) * 0.5e6, max(times) * 1.7e6
 
     def draw(width: int) -> str:
-        axes = (Axis(low, high, name, is_log=True) for name in ("predicted, µs", "measured, µs"))
-        plot = Plot(width, 310, *axes)
+        across = Axis(low, high, "predicted, µs", is_log=True)
+        up = Axis(low, high, "measured, µs", is_log=True)
+        plot = Plot(width, 310, across, up)
         ends = (low, high)
         under, over = ([(x, x * factor) for x in ends] for factor in (1 - BAND, 1 + BAND))
         plot.band(under, over, "b-ten")
@@ -66,8 +67,8 @@ def _scatter(tasks: list[dict[str, Any]]) -> str:
             x, y = one["predicted_s"] * 1e6, one["measured_s"] * 1e6
             around = [max(low, one[name] * 1e6) for name in ("measured_low_s", "measured_high_s")]
             plot.whisker((x, x), (around[0], around[1]), "l-raw")
-            across = [max(low, one[name] * 1e6) for name in ("predicted_low_s", "predicted_high_s")]
-            plot.whisker((across[0], across[1]), (y, y), "l-raw")
+            ends_x = [max(low, one[name] * 1e6) for name in ("predicted_low_s", "predicted_high_s")]
+            plot.whisker((ends_x[0], ends_x[1]), (y, y), "l-raw")
         for one in tasks:
             css, shape = _SHAPES.get(one["task"].partition(" ")[0], _OTHER)
             title = (

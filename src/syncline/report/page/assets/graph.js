@@ -193,7 +193,8 @@ class Graph {
     return timed.onPath[t] === 1;
   }
 
-  momentsOf(t) {
+  /** The moments of each task: where those of a task begin in a list, and the list. */
+  momentLists() {
     if (!this.momentHead) {
       const count = this.rank.length;
       this.momentHead = new Int32Array(count + 1);
@@ -203,7 +204,12 @@ class Graph {
       this.momentList = new Int32Array(this.momentHead[count]);
       for (let i = 0; i < this.n; i++) if (this.task[i] >= 0) this.momentList[fill[this.task[i]]++] = i;
     }
-    return this.momentList.subarray(this.momentHead[t], this.momentHead[t + 1]);
+    return [this.momentHead, this.momentList];
+  }
+
+  momentsOf(t) {
+    const [head, list] = this.momentLists();
+    return list.subarray(head[t], head[t + 1]);
   }
 }
 

@@ -33,20 +33,20 @@ class Lanes {
       for (let i = 0; i < graph.n; i++) {
         const t = graph.task[i];
         if (t >= 0 && !this.isCompute[graph.kind[t]] && graph.cost[i] > 0) {
-          const paint = this.paintOf(t, graph.kindOf[i]);
+          const paint = this.paintOf(graph.kind[t], graph.kindOf[i]);
           if (paint >= 0) this.used.add(paint);
         }
       }
     }
   }
 
-  /** The paint of a moment's cost within a task of the comm lane; -1 if it is waiting. */
-  paintOf(t, kindOfCost) {
+  /** The paint of a cost within a task of the comm lane of a kind; -1 if it is waiting. */
+  paintOf(kind, kindOfCost) {
     const name = this.graph.facts.classes[kindOfCost];
     if (name === "between") return -1;
     if (name === "update" || name === "latency" || name === "forward" || name === "backward") return PAINT[name];
     if (name === "wire" || name === "inside") {
-      return this.names[this.graph.kind[t]] === "reduce" ? PAINT.reduce : PAINT.gather;
+      return this.names[kind] === "reduce" ? PAINT.reduce : PAINT.gather;
     }
     return PAINT.work;
   }
@@ -106,9 +106,60 @@ class Lanes {
       const end = Math.min(to, timed.times[i]);
       const start = Math.max(from, timed.times[i] - cost);
       if (cost > 0 && end > start) {
-        const paint = this.paintOf(t, graph.kindOf[i]);
+        const paint = this.paintOf(graph.kind[t], graph.kindOf[i]);
         if (paint >= 0) draw(paint, start, end);
       }
+    }
+  }
+
+  /** By kind of a task and class of a cost: its paint; -1 for waiting. */
+  get paintTable() {
+    if (!this.table) {
+      const { facts } = this.graph;
+      const classes = facts.classes.length;
+      this.table = new Int8Array(facts.kinds.length * classes);
+      facts.kinds.forEach((_, kind) => {
+        for (let one = 0; one < classes; one++) this.table[kind * classes + one] = this.paintOf(kind, one);
+      });
+    }
+    return this.table;
+  }
+
+  /**
+   * Add up what the tasks of a lane, from the `first` on, spent their time on, in bins of time.
+   * Many tasks are looked at here: no function is called for each, and nothing is made.
+   */
+  addUp(lane, first, timed, sums, from, scale) {
+    const { graph, paintTable } = this;
+    const { start, end, kind, kindOf } = graph;
+    const { times, cost } = timed;
+    const [head, list] = graph.momentLists();
+    const kinds = PAINTS.length;
+    const bins = sums.length / kinds;
+    const classes = graph.facts.classes.length;
+    for (let k = first; k < lane.tasks.length; k++) {
+      const t = lane.tasks[k];
+      const a = (times[start[t]] - from) * scale;
+      const b = (times[end[t]] - from) * scale;
+      if (a > bins) break;
+      if (lane.isCompute) {
+        spread(sums, kinds, this.paintOfKind[kind[t]], a, b, 1);
+        continue;
+      }
+      let waits = b - a;
+      for (let m = head[t]; m < head[t + 1]; m++) {
+        const i = list[m];
+        if (!(cost[i] > 0)) continue;
+        const paint = paintTable[kind[t] * classes + kindOf[i]];
+        if (paint < 0) continue;
+        const to = (times[i] - from) * scale;
+        const low = Math.max(a, to - cost[i] * scale);
+        const high = Math.min(b, to);
+        if (high <= low) continue;
+        waits -= high - low;
+        spread(sums, kinds, paint, low, high, 1);
+      }
+      if (waits > 0 && b > a) spread(sums, kinds, PAINT.peers, a, b, Math.min(1, waits / (b - a)));
     }
   }
 

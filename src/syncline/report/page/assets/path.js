@@ -21,7 +21,7 @@ Timeline.prototype.stretches = function () {
 Timeline.prototype.pathPaint = function (t, kindOfCost) {
   const { lanes, graph } = this;
   if (graph.facts.classes[kindOfCost] === "between") return -1;
-  const paint = lanes.isCompute[graph.kind[t]] ? lanes.paintOfKind[graph.kind[t]] : lanes.paintOf(t, kindOfCost);
+  const paint = lanes.isCompute[graph.kind[t]] ? lanes.paintOfKind[graph.kind[t]] : lanes.paintOf(graph.kind[t], kindOfCost);
   return paint >= SOLID.length ? PAINT.work : paint;
 };
 
@@ -174,12 +174,7 @@ class Overview {
     for (const lane of lanes.all) {
       if (lane.isCompute !== shown) continue;
       this.lanes++;
-      for (const t of lane.tasks) {
-        lanes.pieces(t, timed, (paint, from, to) => {
-          const scale = bins / timed.total;
-          spread(this.found, PAINTS.length, paint, from * scale, to * scale, 1);
-        });
-      }
+      lanes.addUp(lane, 0, timed, this.found, 0, bins / timed.total);
     }
     return this.found;
   }

@@ -210,26 +210,11 @@ class Timeline {
 
   /** A lane from afar: what each pixel's time is made of, stacked. */
   drawFar(row) {
-    const { pen, ink, graph, timed, lanes } = this;
+    const { timed, lanes } = this;
     const lane = lanes.all[row];
     const bins = Math.max(1, Math.ceil(this.width - this.gutter));
-    const kinds = PAINTS.length;
-    const sums = new Float32Array(bins * kinds);
-    for (let k = this.firstSeen(lane); k < lane.tasks.length; k++) {
-      const t = lane.tasks[k];
-      if (timed.times[graph.start[t]] > this.to) break;
-      let waits = timed.times[graph.end[t]] - timed.times[graph.start[t]];
-      lanes.pieces(t, timed, (paint, from, to) => {
-        if (paint === PAINT.peers) return;
-        waits -= to - from;
-        spread(sums, kinds, paint, this.x(from) - this.gutter, this.x(to) - this.gutter, 1);
-      });
-      const from = this.x(timed.times[graph.start[t]]) - this.gutter;
-      const to = this.x(timed.times[graph.end[t]]) - this.gutter;
-      if (waits > 0 && to > from) {
-        spread(sums, kinds, PAINT.peers, from, to, Math.min(1, (waits * this.scale) / (to - from)));
-      }
-    }
+    const sums = new Float32Array(bins * PAINTS.length);
+    lanes.addUp(lane, this.firstSeen(lane), timed, sums, this.from, this.scale);
     this.stackBins(sums, bins, this.top(row), this.height(row) - 3);
   }
 

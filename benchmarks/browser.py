@@ -1,14 +1,20 @@
-"""Debian's chromium, driven by Playwright: without a network, and all it says is kept."""
+"""Debian's chromium, driven by Playwright: without a network, and all it says is kept.
+
+For tests of the report, for its pictures in the docs, and to measure how fast it opens.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import pytest
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = [
+FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
@@ -16,7 +22,10 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-]
+)
+_READY_MS = 20_000
+_OWN = "getImageData"
+"""What chromium says when a test looks into a canvas."""
 
 
 def why_not() -> str:
@@ -30,16 +39,13 @@ def why_not() -> str:
     return ""
 
 
-needs_browser = pytest.mark.skipif(bool(why_not()), reason=why_not() or "a browser is there")
-
-
 @contextlib.contextmanager
-def started():
+def started() -> Iterator[Browser]:
     """Yield a browser; it is gone at the end."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        browser = play.chromium.launch(executable_path=str(CHROMIUM), args=list(FLAGS))
         try:
             yield browser
         finally:
@@ -47,28 +53,28 @@ def started():
 
 
 class Opened:
-    """A page in a window of its own."""
+    """A page in a window of its own, when it is ready."""
 
-    def __init__(self, browser, file: Path, width: int = 1280, theme: str = "light") -> None:
-        size = {"width": width, "height": 900}
-        self._context = browser.new_context(viewport=size, color_scheme=theme, offline=True)
+    def __init__(
+        self, browser: Browser, file: Path, width: int = 1280, theme: Any = "light"
+    ) -> None:
+        self._context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=theme, offline=True
+        )
         self.page = self._context.new_page()
         self.said: list[str] = []
+        """What it wrote to the console, and errors."""
         self.asked: list[str] = []
+        """The addresses that it asked for."""
         self.page.on("console", lambda message: self._hear(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("pageerror", lambda error: self._hear(str(error)))
         self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.goto(file.as_uri())
-        self.page.wait_for_function("document.documentElement.dataset.ready", timeout=20_000)
+        self.page.goto(file.absolute().as_uri())
+        self.page.wait_for_function("document.documentElement.dataset.ready", timeout=_READY_MS)
 
     def _hear(self, text: str) -> None:
-        if "getImageData" not in text:  # the tests' own look at a canvas
+        if _OWN not in text:
             self.said.append(text)
-
-    @property
-    def ready_ms(self) -> float:
-        """From the beginning of the load until all is drawn."""
-        return self.page.evaluate("performance.measure('all', {start: 0}).duration")
 
     def close(self) -> None:
         self._context.close()
