@@ -37,7 +37,7 @@ steps = 1000
 
 [cluster]
 preset = "10gbit"
-flops_per_s = 8e12
+flops_per_s = 5e12
 jitter = "lognormal"
 jitter_sigma = 0.05
 slow_ranks = { 5 = 1.15 }

@@ -128,9 +128,6 @@ function listen() {
   };
   for (const [id, act] of Object.entries(buttons)) $(id).addEventListener("click", act);
   new ResizeObserver(() => moving.redraw()).observe($("timeline"));
-  for (const one of document.querySelectorAll("[data-pick]")) {
-    one.addEventListener("click", () => select(Number(one.dataset.pick)));
-  }
 }
 
 async function main() {
@@ -143,6 +140,9 @@ async function main() {
   prefers.addEventListener("change", () => setTheme((isDark = prefers.matches)));
   addEventListener("beforeprint", () => setTheme(false));
   addEventListener("afterprint", () => setTheme(isDark));
+  for (const one of document.querySelectorAll("[data-pick]")) {
+    one.addEventListener("click", () => select(Number(one.dataset.pick)));
+  }
   namePanels();
   if ($("timeline")) {
     timeline = new Timeline($("timeline"));
