@@ -76,5 +76,11 @@ class Opened:
         if _OWN not in text:
             self.said.append(text)
 
+    def pick(self, number: int) -> None:
+        """Show a run by its card, and wait until it is drawn."""
+        self.page.locator(f'[data-pick="{number}"]').click()
+        shown = f"document.documentElement.dataset.shown === '{number}'"
+        self.page.wait_for_function(shown, timeout=_READY_MS)
+
     def close(self) -> None:
         self._context.close()

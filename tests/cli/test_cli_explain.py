@@ -37,7 +37,18 @@ def test_all_numbers_have_stable_keys(folder, capsys):
     explain([folder / "run.trace.gz"], as_json=True, debug=False)
     found = json.loads(capsys.readouterr().out)
     assert [*found] == [
-        *("strategy", "clock", "ranks", "machines", "steps", "tasks", "samples", "step_s"),
+        *(
+            "strategy",
+            "clock",
+            "model",
+            "parameters",
+            "ranks",
+            "machines",
+            "steps",
+            "tasks",
+            "samples",
+            "step_s",
+        ),
         *("samples_per_s", "retimed_step_s", "run_s", "interval_s", "steps_s", "parts_s"),
         *("shares", "groups_s", "exposed_s", "exchange_s", "hidden", "sent_bytes", "buckets"),
         *("ranks_s", "steps_by_s", "by_rank", "tasks_s", "gone", "missing", "path", "what_if"),

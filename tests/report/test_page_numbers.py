@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,12 @@ from syncline.cli.explain import explain
 from syncline.errors import ConfigError
 from syncline.perf.beside import beside
 from syncline.perf.breakdown import GROUPS, PARTS
+from syncline.perf.trace import Trace
 from syncline.report.page.markup import at
 from syncline.report.page.pack import varints
 from syncline.report.page.run import read, run_of
 from syncline.report.page.shortened import shortened
+from syncline.report.page.verdict import verdict
 from syncline.report.page.write import page, write_report
 
 MEASURED = Path(__file__).parents[2] / "datasets" / "predictions-2026-11-19.tar.gz"
@@ -63,10 +66,22 @@ def test_every_number_is_what_explain_says_to_the_digits_shown(paths, written, c
     assert keys >= {"parts_s", "groups_s", "what_if", "buckets", "ranks_s", "steps_s", "scaling"}
 
 
+def test_the_first_sentences_say_what_their_numbers_are(paths):
+    run = read(paths[2:])[0][0]
+    said = re.sub(r'<data data-key="([^"]*)"[^>]*>[^<]*</data>', r"[\1]", verdict(run))
+    assert re.search(r"<h1>(.*?)</h1>", said)[1] == (
+        "A step takes [step_s]: [groups_s.computing] computing and [groups_s.exchange] standing "
+        "still for the exchange."
+    )
+    assert "What binds: [path.binds]. What would help most: " in said
+    assert "its parts add up to [step_s]." in said
+    half = "middle half [steps_s.quarter_s] to [steps_s.three_quarters_s]"
+    assert f"<dt>step, median</dt><dd>[steps_s.median_s]<small>{half}</small>" in said
+    assert "<dt>exchange hidden</dt><dd>[hidden]<small>of [exchange_s] of exchange" in said
+
+
 def test_no_number_stands_without_its_key(written):
     """Texts outside of marked numbers have no unit of time, of size or per cent after a digit."""
-    import re
-
     body = written.split("<main>")[1].split("</main>")[0]
     body = re.sub(r"<(data|text|pre|title|svg)\b.*?</\1>", "", body, flags=re.S)
     body = re.sub(r"<script.*?</script>", "", body, flags=re.S)
@@ -102,8 +117,6 @@ def test_sentence_parts_add_up():
 
 def test_a_name_cannot_leave_its_place(paths):
     trace = read(paths[1:2])[0][0].explanation.graph
-    from syncline.perf.trace import Trace
-
     run = run_of('</script><b onclick="x">', Trace(tuple(trace.tasks), trace.header))
     text = page([run])
     assert "</script><b" not in text

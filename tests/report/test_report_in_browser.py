@@ -86,8 +86,7 @@ def file(runs, tmp_path_factory):
 def test_the_page_is_whole_readable_and_asks_for_nothing(browser, file, width, theme):
     opened = Opened(browser, file, width, theme)
     for number in range(4):
-        opened.page.locator(f'[data-pick="{number}"]').click()
-        opened.page.wait_for_timeout(60)
+        opened.pick(number)
         assert opened.page.evaluate(CHECKS) == [], number
     assert opened.said == []
     assert [url for url in opened.asked if not url.startswith(("file:", "data:"))] == []
@@ -102,7 +101,7 @@ def test_the_page_is_whole_readable_and_asks_for_nothing(browser, file, width, t
 def test_other_costs_give_the_same_numbers_in_the_page_and_in_python(browser, file, runs):
     opened = Opened(browser, file)
     for number, run in enumerate(runs):
-        opened.page.locator(f'[data-pick="{number}"]').click()
+        opened.pick(number)
         found = opened.page.evaluate(
             """(edits) => edits.map((edit) => {
               const { graph } = runs[NUMBER], timed = graph.whatIf(edit);
@@ -125,7 +124,7 @@ def test_other_costs_give_the_same_numbers_in_the_page_and_in_python(browser, fi
 def test_bars_and_sliders_say_what_explain_says(browser, file, runs):
     opened = Opened(browser, file)
     page, numbers = opened.page, runs[1].numbers
-    page.locator('[data-pick="1"]').click()
+    opened.pick(1)
     for button in page.locator("button[data-edit]:visible").all():
         name = button.inner_text()
         (answer,) = [one for one in numbers["what_if"] if one["edit"] == name]
@@ -149,7 +148,7 @@ def test_bars_and_sliders_say_what_explain_says(browser, file, runs):
 def test_the_timeline_moves_by_keyboard_and_says_what_a_task_was(browser, file, runs):
     opened = Opened(browser, file)
     page, graph = opened.page, runs[1].graph
-    page.locator('[data-pick="1"]').click()
+    opened.pick(1)
     page.locator("#timeline").focus()
     before = page.evaluate("[timeline.from, timeline.to]")
     page.keyboard.press("0")
@@ -221,8 +220,9 @@ def test_everything_is_reached_by_tab(browser, file):
 
 
 def test_a_run_of_8_ranks_and_1000_steps_opens_and_is_timed_again_at_once(browser, tmp_path):
-    jitter = ("cluster.jitter=lognormal", "cluster.jitter_sigma=0.1", "strategy.overlap=true")
-    long = repeated(trace_of(tmp_path, "synchronous", *jitter, ranks=8, steps=50), 20)
+    jitter = ("cluster.jitter=lognormal", "cluster.jitter_sigma=0.1")
+    shape = ("strategy.overlap=true", "strategy.bucket_bytes=200000")
+    long = repeated(trace_of(tmp_path, "synchronous", *jitter, *shape, ranks=8, steps=50), 20)
     out = tmp_path / "long.html"
     write_page([run_of("long", long)], out)
     assert out.stat().st_size < 8e6
@@ -277,7 +277,7 @@ def test_one_rank_and_one_step_have_a_report(browser, tmp_path, ranks):
     write_page([run_of("one step", Trace(first, trace.header)), run_of("two", trace)], out)
     opened = Opened(browser, out, 400)
     assert opened.page.evaluate(CHECKS) == []
-    opened.page.locator('[data-pick="1"]').click()
+    opened.pick(1)
     assert opened.page.evaluate(CHECKS) == []
     assert opened.said == []
     opened.close()

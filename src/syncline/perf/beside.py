@@ -6,6 +6,7 @@ All of it is computed from what `numbers.py` has of each run.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,9 +33,8 @@ def _pairs(runs: Sequence[Numbers]) -> Iterator[dict[str, Any]]:
 
 
 def _same_job(one: Numbers, other: Numbers) -> bool:
-    same = all(one[key] == other[key] for key in ("strategy", "ranks", "samples"))
-    sizes = [sum(bucket["num_bytes"] for bucket in run["buckets"]) for run in (one, other)]
-    return same and sizes[0] == sizes[1]
+    keys = ("model", "parameters", "strategy", "ranks", "samples")
+    return all(one[key] == other[key] for key in keys)
 
 
 def compare(measured: Numbers, simulated: Numbers) -> dict[str, Any]:
@@ -79,12 +79,20 @@ def compare(measured: Numbers, simulated: Numbers) -> dict[str, Any]:
 
 
 def scaling(runs: Sequence[Numbers]) -> dict[str, Any] | None:
-    """Return the speed of some runs by number of ranks; None if all have the same number.
+    """Return the speed of runs of one model by number of ranks; None if there is one number only.
+
+    Of several models, the one with most runs.
 
     Speed-up and efficiency are against the run with the fewest ranks; a measured one, if there is.
     Low and high are the interval of a prediction, if it has one; else nine in ten steps.
     """
-    known = [run for run in runs if run["samples_per_s"] > 0]
+    models = Counter((run["model"], run["parameters"]) for run in runs)
+    most = max(models, key=lambda one: models[one], default=None)
+    known = [
+        run
+        for run in runs
+        if run["samples_per_s"] > 0 and (run["model"], run["parameters"]) == most
+    ]
     if len({run["ranks"] for run in known}) < 2:
         return None
     least = min(run["ranks"] for run in known)

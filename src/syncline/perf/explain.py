@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -62,10 +64,23 @@ class Explanation:
 
 def explain(trace: Trace, source: str = "the trace") -> Explanation:
     """Explain a run; raise ConfigError, which names `source`, if the trace is of none."""
-    graph = compile_trace(trace, source)
-    timing = retime(graph)
-    answers = tuple(rank_edits(graph))
-    return Explanation(graph, break_down(timing), critical_path(timing), answers)
+    with _without_collector():
+        graph = compile_trace(trace, source)
+        timing = retime(graph)
+        answers = tuple(rank_edits(graph))
+        return Explanation(graph, break_down(timing), critical_path(timing), answers)
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep the cyclic collector from going through millions of lists: none of them is garbage."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def in_words(found: Explanation) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tomllib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ def to_json_dict(found: Explanation) -> dict[str, Any]:
     return {
         "strategy": header.strategy,
         "clock": header.clock,
+        "model": _model(header.job),
+        "parameters": sum(len(one.parameters) for one in header.buckets),
         "ranks": sum(map(len, header.machines)),
         "machines": len(header.machines),
         "steps": header.steps,
@@ -80,6 +83,14 @@ def to_json_dict(found: Explanation) -> dict[str, Any]:
         "unknown_s": graph.between_s,
         "rough": graph.rough,
     }
+
+
+def _model(job: str) -> str:
+    """Return the model that a job names; empty if the trace has no job."""
+    try:
+        return str(tomllib.loads(job)["model"]["name"])
+    except (tomllib.TOMLDecodeError, KeyError, TypeError):
+        return ""
 
 
 def _network(header: Header) -> dict[str, Any] | None:

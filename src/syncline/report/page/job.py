@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from syncline.report.page.markup import panel
-from syncline.report.page.run import Run, model_of
+from syncline.report.page.run import Run
 from syncline.report.page.units import rate
 
 WORDS = {
@@ -38,11 +38,11 @@ def job(run: Run) -> str:
 def _facts(run: Run) -> dict[str, str]:
     """Return what is known of a run, in words."""
     shown, found = run.shown, dict[str, str]()
-    if model_of(run.job):
-        found["model"] = escape(model_of(run.job))
     if not run.is_traced:
         return found
     header, numbers = run.header, run.numbers
+    if numbers["model"]:
+        found["model"] = escape(numbers["model"])
     clock = "simulated, on a virtual clock" if run.is_virtual else "measured"
     found["strategy"] = f"{escape(header.strategy)}, {clock}"
     found["ranks"] = f"{shown.whole('ranks')} on {shown.whole('machines')} machines"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any
 
 from syncline.perf.beside import BAND
@@ -24,13 +25,14 @@ def predicted(numbers: dict[str, Any], at: int, names: list[str]) -> str:
     """Return the panel of one pair; `names` are those of all runs."""
     pair, shown, key = numbers["predicted"][at], Shown(numbers), f"predicted.{at}"
     step, band = pair["step"], shown(f"{key}.band", share)
+    first, second = (escape(names[pair[end]]) for end in ("simulated", "measured"))
     interval = "No interval is in the simulated trace. "
     if step["interval_s"]:
         ends = [shown.seconds(f"{key}.step.interval_s.{end}") for end in (0, 1)]
         lies = "inside" if step["is_inside"] else "outside"
         interval = f"Nine times in ten it was to be {ends[0]} to {ends[1]}; it is {lies}. "
     ask = (
-        f"{names[pair['simulated']]} predicts {names[pair['measured']]}. The median step was "
+        f"<b>{first}</b> predicts <b>{second}</b>. The median step was "
         f"predicted at {shown.seconds(f'{key}.step.predicted_s')} and took "
         f"{shown.seconds(f'{key}.step.measured_s')}: {shown(f'{key}.step.error', off)}. {interval}"
         f"{shown.whole(f'{key}.num_near')} of {shown.whole(f'{key}.num_tasks')} kinds of tasks are "
@@ -42,7 +44,7 @@ def predicted(numbers: dict[str, Any], at: int, names: list[str]) -> str:
         f'<div class="two"><div><figure>{_scatter(pair["tasks"])}<figcaption>A point is a kind of '
         "task and its bucket, without waiting, in a step of a rank; lines are nine in ten of them, "
         f"predicted and measured. The band is {band}. ● compute ■ reduce ◆ gather ▲ input "
-        "✚ other"
+        "✚ other. Exchanges of several buckets may run at once; each counts its whole time."
         f"</figcaption></figure></div><div><h3>Where the seconds differ most</h3>"
         f"{_table(shown, key, pair['tasks'])}</div></div>"
     )

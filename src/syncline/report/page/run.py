@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,14 +116,6 @@ def _named_apart(runs: list[Run]) -> list[Run]:
         fewer = ["/".join(one[-count:]) for one in parts]
         names = fewer if len(set(fewer)) == len(fewer) else names
     return [dataclasses.replace(run, name=name) for run, name in zip(runs, names, strict=True)]
-
-
-def model_of(job: str) -> str:
-    """Return the model that a job names; empty if it cannot be read."""
-    try:
-        return str(tomllib.loads(job)["model"]["name"])
-    except (tomllib.TOMLDecodeError, KeyError, TypeError):
-        return ""
 
 
 def check(runs: Sequence[Run], comparisons: Sequence[Comparison]) -> None:

@@ -132,7 +132,7 @@ def _table(shown: Shown, found: dict[str, Any]) -> str:
             )
     heads = [
         ("", "strategy"),
-        ("hide-small", ""),
+        ("hide-small", "clock"),
         ("n", "ranks"),
         ("n", "samples/s"),
         ("n hide-small", "nine in ten"),

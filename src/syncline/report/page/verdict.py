@@ -129,7 +129,10 @@ def _figures(run: Run) -> Iterator[tuple[str, str, str]]:
     """Yield name, value and words of the most important figures."""
     shown, numbers = run.shown, run.numbers
     half = f"{shown.seconds('steps_s.quarter_s')} to {shown.seconds('steps_s.three_quarters_s')}"
-    yield "step, median", shown.seconds("steps_s.median_s"), f"middle half {half}"
+    if numbers["rough"]:  # ranks that do not meet: no step is typical of all
+        yield "half of the steps", half, "each rank takes its own"
+    else:
+        yield "step, median", shown.seconds("steps_s.median_s"), f"middle half {half}"
     batch = f"samples, {shown.whole('samples')} in a step"
     yield "throughput", f"{shown.three('samples_per_s')} /s", batch
     if numbers["exchange_s"] > 0:

@@ -4,6 +4,7 @@ const runs = [];
 let timeline = null;
 let moving = null;
 let whatIf = null;
+let wanted = 0; // the run that was asked for last: unpacking takes a moment
 
 function readInk() {
   const style = getComputedStyle(document.documentElement);
@@ -55,6 +56,7 @@ async function open(number) {
 }
 
 async function select(number) {
+  wanted = number;
   for (const one of document.querySelectorAll("[data-run]")) one.hidden = Number(one.dataset.run) !== number;
   for (const one of document.querySelectorAll("[data-pick]")) {
     one.setAttribute("aria-pressed", String(Number(one.dataset.pick) === number));
@@ -67,6 +69,7 @@ async function select(number) {
   for (const one of document.querySelectorAll("[data-of-run]")) one.dataset.of = String(number);
   if (!$(`data-${number}`)) return;
   const { graph, lanes } = await open(number);
+  if (wanted !== number) return;
   timeline.open(graph, lanes);
   fillKey(lanes);
   whatIf.open(graph);
@@ -74,6 +77,7 @@ async function select(number) {
   moving.showSteps(Math.min(3, Math.max(0, graph.numSteps - 3)), 2);
   moving.choose(-1);
   moving.drawNow();
+  document.documentElement.dataset.shown = String(number);
 }
 
 /** Let the links at the top go to the panels that are shown. */
