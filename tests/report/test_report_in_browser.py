@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from pathlib import Path
@@ -16,7 +17,9 @@ from syncline import dataset
 from syncline.perf.critical_path import critical_path
 from syncline.perf.trace import Task, Trace
 from syncline.perf.what_if import Edit, what_if
+from syncline.report.page import write
 from syncline.report.page.run import run_of
+from syncline.report.page.shortened import packed
 from syncline.report.page.write import write_page, write_report
 
 pytestmark = [
@@ -267,6 +270,22 @@ def repeated(trace: Trace, times: int) -> Trace:
     tasks.sort(key=lambda task: (task.rank, task.number))
     header = msgspec.structs.replace(trace.header, steps=trace.header.steps * times)
     return Trace(tuple(tasks), header)
+
+
+def test_a_run_that_is_too_long_for_the_page_says_what_is_left_out(
+    browser, tmp_path, runs, monkeypatch
+):
+    four = runs[1]
+    short = functools.partial(packed, most=four.graph.num_tasks // 2 + 1)
+    monkeypatch.setattr(write, "packed", short)
+    out = tmp_path / "short.html"
+    write_page([four, runs[2]], out)
+    monkeypatch.undo()
+    opened = Opened(browser, out)
+    assert "leave out its last 3 steps" in opened.page.locator("#shortened").inner_text()
+    assert opened.page.evaluate("Math.max(...runs[0].graph.step)") == 2
+    assert opened.page.evaluate(CHECKS) == []
+    opened.close()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -45,7 +45,8 @@ def _facts(run: Run) -> dict[str, str]:
         found["model"] = escape(numbers["model"])
     clock = "simulated, on a virtual clock" if run.is_virtual else "measured"
     found["strategy"] = f"{escape(header.strategy)}, {clock}"
-    found["ranks"] = f"{shown.whole('ranks')} on {shown.whole('machines')} machines"
+    machines = "machine" if numbers["machines"] == 1 else "machines"
+    found["ranks"] = f"{shown.whole('ranks')} on {shown.whole('machines')} {machines}"
     found["batch"] = f"{shown.whole('samples')} samples in a step, in {header.shards} shards"
     steps = (
         f"{shown.whole('steps')}, {shown.whole('tasks')} tasks, {shown.seconds('run_s')} together"

@@ -72,6 +72,9 @@ async function select(number) {
   if (wanted !== number) return;
   timeline.open(graph, lanes);
   fillKey(lanes);
+  $("shortened").hidden = !graph.facts.left;
+  $("shortened").textContent =
+    `This run is long: the timeline and the sliders leave out its last ${graph.facts.left} steps. All other figures are of the whole run.`;
   whatIf.open(graph);
   showTimes(false);
   moving.showSteps(Math.min(3, Math.max(0, graph.numSteps - 3)), 2);
