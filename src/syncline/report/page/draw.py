@@ -164,13 +164,24 @@ DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 5", "1 2")
 """Dashes by number of a line; those of plot.js."""
 
 
+def dashes_of(number: int) -> str:
+    """Return the dashes of a line; with the seventh they begin anew, shifted."""
+    return DASHES[(number + 3 * (number // len(MARKS))) % len(DASHES)]
+
+
+def hollow_of(number: int) -> str:
+    """Return the class that makes marks hollow: those of lines from the seventh on."""
+    return " hollow" if number >= len(MARKS) else ""
+
+
 def sample(number: int, *, is_hollow: bool = False) -> str:
     """Return a piece of a line with its mark, for the key of a picture."""
-    at, css = number % len(MARKS), "mark hollow" if is_hollow else "mark"
+    at, hollow = number % len(MARKS), " hollow" if is_hollow else hollow_of(number)
+    css = f"mark{hollow}"
     shape = f'<circle class="{css}" cx="17" cy="6" r="4"/>'
     if at:
         shape = f'<path class="{css}" d="{_SHAPES[MARKS[at]].format(x=17, y=6)}"/>'
-    dashes = DASHES[1] if is_hollow else DASHES[at]
+    dashes = DASHES[1] if is_hollow else dashes_of(number)
     line = f'<path class="curve" stroke-dasharray="{dashes}" d="M0 6H34"/>'
     return f'<svg class="c-{at}" width="34" height="12" aria-hidden="true">{line}{shape}</svg>'
 

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from syncline.report.page.compare_folder import Comparison
-from syncline.report.page.draw import MARKS, Axis, Plot, both, legend
+from syncline.report.page.draw import MARKS, Axis, Plot, both, dashes_of, hollow_of, legend
 from syncline.report.page.markup import Shown, panel, table
 from syncline.report.page.units import accuracy, whole
 
@@ -49,16 +49,18 @@ def _times_picture(found: dict[str, Any], names: Sequence[str]) -> str:
         up = Axis(least * 0.85, most * 1.18, "time to the target, seconds", is_log=True)
         plot = Plot(wide, 280, across, up)
         for name in names:
-            number = names.index(name) % len(MARKS)
+            number, hollow = names.index(name) % len(MARKS), hollow_of(names.index(name))
             mine = [row for row in rows if row["variant"] == name]
             shift = 1 + 0.012 * (names.index(name) - len(names) / 2)
             points = [(row["ranks"] * shift, row["to_target"]["time_s"]["mean"]) for row in mine]
             if len(points) > 1:
-                plot.line(points, f"curve c-{number}")
+                plot.line(points, f"curve c-{number}", dashes_of(names.index(name)))
             for row, (x, y) in zip(mine, points, strict=True):
                 times = row["to_target"]["time_s"]
                 plot.whisker((x, x), (times["least"], times["most"]), f"whisker c-{number}")
-                plot.mark(x, y, f"mark c-{number}", MARKS[number], f"{name}, {row['ranks']} ranks")
+                plot.mark(
+                    x, y, f"mark c-{number}{hollow}", MARKS[number], f"{name}, {row['ranks']} ranks"
+                )
         return plot.svg()
 
     return f"<figure>{both(draw, 'time to the target against ranks')}</figure>"

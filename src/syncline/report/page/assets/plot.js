@@ -76,17 +76,18 @@ function curves(lines, { across, up, words, width, height = 250, target = null }
   }
   for (const line of lines) {
     const n = line.number % SHAPES.length;
+    const turn = Math.floor(line.number / SHAPES.length); // from the seventh line on marks are hollow
     const at = line.points.map((point) => `${X(point[across]).toFixed(1)} ${Y(point[up]).toFixed(1)}`);
     if (line.points.some((point) => point.high > point.low)) {
       const over = line.points.map((point) => `${X(point[across]).toFixed(1)} ${Y(point.high).toFixed(1)}`);
       const under = line.points.map((point) => `${X(point[across]).toFixed(1)} ${Y(point.low).toFixed(1)}`);
       parts.push(`<path class="band c-${n}" d="M${[...over, ...under.reverse()].join("L")}Z"/>`);
     }
-    parts.push(`<path class="curve c-${n}" stroke-dasharray="${DASHES[n]}" d="M${at.join("L")}"><title>${escaped(line.name)}</title></path>`);
+    parts.push(`<path class="curve c-${n}" stroke-dasharray="${DASHES[(line.number + 3 * turn) % DASHES.length]}" d="M${at.join("L")}"><title>${escaped(line.name)}</title></path>`);
     const every = Math.max(1, Math.ceil(line.points.length / 12));
     line.points.forEach((point, k) => {
       if (k % every && k !== line.points.length - 1) return;
-      parts.push(`<path class="mark c-${n}" d="${SHAPES[n](X(point[across]), Y(point[up]))}"/>`);
+      parts.push(`<path class="mark c-${n}${turn ? " hollow" : ""}" d="${SHAPES[n](X(point[across]), Y(point[up]))}"/>`);
     });
   }
   const box = `width="${width}" height="${height}" viewBox="0 0 ${width} ${height}"`;
