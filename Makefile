@@ -13,7 +13,7 @@ BIN := .venv/bin
 .PHONY: demo test coverage check docs pictures bench
 
 demo: .venv/ready
-	$(BIN)/syncline train examples/digits.toml
+	$(BIN)/syncline train examples/digits.toml --report demo.html
 
 test: check
 	$(BIN)/pytest -n 4 --dist worksteal

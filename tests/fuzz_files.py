@@ -30,7 +30,8 @@ from syncline.config import ClusterSettings
 from syncline.errors import ConfigError
 from syncline.measure.imports import FORMATS, import_workload
 from syncline.perf.breakdown import PARTS
-from syncline.perf.explain import explain, in_words, to_json_dict
+from syncline.perf.explain import explain, in_words
+from syncline.perf.numbers import to_json_dict
 from syncline.perf.trace import Trace
 from syncline.presets import PRESETS
 from syncline.sim.run import simulate

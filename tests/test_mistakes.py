@@ -550,6 +550,22 @@ def _(trial: Trial) -> str:
     return trial.run("explain", "run.trace")
 
 
+@case("a report about what is not there")
+def _(trial: Trial) -> str:
+    return trial.run("report", "job.toml", "run.trace")
+
+
+@case("a report about a folder without a trace and without a run that has ended")
+def _(trial: Trial) -> str:
+    (trial.folder / "run").mkdir()
+    return trial.run("report", "run")
+
+
+@case("a report at the end of a run, in a folder that is not there")
+def _(trial: Trial) -> str:
+    return trial.run("train", "job.toml", "--report", "pages/run.html")
+
+
 @case("a cluster that is no preset")
 def _(trial: Trial) -> str:
     return trial.run("simulate", "job.toml", "--cluster", "k80-10gb")

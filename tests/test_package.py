@@ -47,6 +47,7 @@ LAYERS = {
     "cluster_file": 1,
     "losses": 1,
     "run_folder": 2,
+    "run_curve": 2,
     "run_lock": 2,
     "comm": 2,
     "groups": 2,

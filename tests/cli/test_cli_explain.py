@@ -7,9 +7,10 @@ import json
 import pytest
 
 from simulated import trace_of
-from syncline.cli.explain import explain, find_trace
+from syncline.cli.explain import explain
 from syncline.errors import ConfigError
 from syncline.perf.breakdown import PARTS
+from syncline.perf.trace import find_trace
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def folder(tmp_path_factory):
 
 
 def test_a_run_is_explained_in_words(folder, capsys):
-    explain(folder, as_json=False, debug=False)
+    explain([folder], as_json=False, debug=False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "synchronous, 4 ranks on 4 machines, 4 steps, simulated"
     assert any(line.startswith("  waiting for slower ranks") for line in lines)
@@ -33,11 +34,25 @@ def test_a_run_is_explained_in_words(folder, capsys):
 
 
 def test_all_numbers_have_stable_keys(folder, capsys):
-    explain(folder / "run.trace.gz", as_json=True, debug=False)
+    explain([folder / "run.trace.gz"], as_json=True, debug=False)
     found = json.loads(capsys.readouterr().out)
     assert [*found] == [
-        *("strategy", "clock", "ranks", "machines", "steps", "tasks", "step_s", "samples_per_s"),
-        *("parts_s", "exposed_s", "buckets", "by_rank", "path", "what_if", "unknown_s", "rough"),
+        *(
+            "strategy",
+            "clock",
+            "model",
+            "parameters",
+            "ranks",
+            "machines",
+            "steps",
+            "tasks",
+            "samples",
+            "step_s",
+        ),
+        *("samples_per_s", "retimed_step_s", "run_s", "interval_s", "steps_s", "parts_s"),
+        *("shares", "groups_s", "exposed_s", "exchange_s", "hidden", "sent_bytes", "buckets"),
+        *("ranks_s", "steps_by_s", "by_rank", "tasks_s", "gone", "missing", "path", "what_if"),
+        *("network", "clocks_error_s", "unknown_s", "rough"),
     ]
     assert [*found["parts_s"]] == [*PARTS]
     assert sum(found["parts_s"].values()) == pytest.approx(found["step_s"])

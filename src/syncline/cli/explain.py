@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from syncline.cli.output import debug_option
 from syncline.config import printable
-from syncline.errors import ConfigError
+from syncline.perf.trace import Trace, find_trace
+from syncline.run_curve import read_curve
 from syncline.run_folder import finite
+
+if TYPE_CHECKING:
+    from syncline.perf.explain import Explanation
 
 
 def explain(
-    where: Path = typer.Argument(
-        ..., metavar="TRACE_OR_RUN", help="A trace, or a run folder that holds one."
+    where: list[Path] = typer.Argument(
+        ..., metavar="TRACE_OR_RUN...", help="Traces, or run folders that hold one."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print all numbers as one JSON object."),
     debug: bool = debug_option,
@@ -34,31 +39,47 @@ def explain(
 
     The parts of a step add up to the step. The critical path goes from the end of the
     run to its beginning, across ranks. Then the run is timed again with other costs:
-    faster wires, no latency, faster compute, no slow ranks, free input.
+    faster wires, no latency, faster compute, no slow ranks, free input. Of several runs,
+    a simulated one is compared with the measured one of the same job.
     """
+    from syncline.perf.beside import beside
+    from syncline.perf.explain import in_words
+
+    found = [_explained(path) for path in where]
+    if as_json:
+        runs = [numbers for _, numbers in found]
+        said = runs[0] if len(runs) == 1 else beside(runs)
+        print(json.dumps(finite(said), allow_nan=False))
+        return
+    for path, (explanation, _) in zip(where, found, strict=True):
+        if len(where) > 1:
+            print(f"{printable(path)}:")
+        print(in_words(explanation))
+        if len(where) > 1:
+            print()
+    for pair in beside([numbers for _, numbers in found])["predicted"]:
+        print(_pair(where, pair))
+
+
+def _explained(where: Path) -> tuple[Explanation, dict[str, Any]]:
+    """Return what is known of a run, and its numbers."""
     from syncline.perf.explain import explain as explained
-    from syncline.perf.explain import in_words, to_json_dict
-    from syncline.perf.trace import Trace
+    from syncline.perf.numbers import to_json_dict
 
     path = find_trace(where)
     found = explained(Trace.read(path), printable(path))
-    if as_json:
-        print(json.dumps(finite(to_json_dict(found)), allow_nan=False))
-    else:
-        print(in_words(found))
+    numbers = to_json_dict(found)
+    if where.is_dir():
+        numbers["run"] = read_curve(where)
+    return found, numbers
 
 
-def find_trace(where: Path) -> Path:
-    """Return a trace, or the one that a folder holds."""
-    if not where.is_dir():
-        return where
-    found = sorted(path for end in ("trace", "trace.gz") for path in where.glob(f"*.{end}"))
-    if len(found) == 1:
-        return found[0]
-    rule = "one trace is explained at a time"
-    if not found:
-        fix = f"syncline train JOB --out DIR --trace {printable(where / 'run.trace')}"
-        raise ConfigError(printable(where), "no trace is there", rule, f"Record one: {fix}.")
-    names = ", ".join(path.name for path in found)
-    holds = f"this folder holds {len(found)} traces ({names})"
-    raise ConfigError(printable(where), holds, rule, "Give the path of one of them.")
+def _pair(where: list[Path], pair: dict[str, Any]) -> str:
+    """Say in a line how right a prediction was."""
+    step = pair["step"]
+    names = [printable(where[pair[key]]) for key in ("simulated", "measured")]
+    return (
+        f"{names[0]} predicts {names[1]}: median step {step['predicted_s'] * 1e3:.4g} ms, measured "
+        f"{step['measured_s'] * 1e3:.4g} ms ({step['error']:+.1%}); weighted by time tasks are off "
+        f"by {pair['error']:.0%}"
+    )

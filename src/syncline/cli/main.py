@@ -14,6 +14,7 @@ import typer
 
 from syncline.cli import explain as explain_command
 from syncline.cli import key, measure, run, simulate, train, validate, verify
+from syncline.cli import report as report_command
 from syncline.cli.output import is_debug, report, say
 from syncline.errors import SynclineError
 from syncline.resources import explain
@@ -32,6 +33,7 @@ app.command(
 )(run.run)
 app.command("simulate", context_settings={"max_content_width": 100})(simulate.simulate)
 app.command("explain", context_settings={"max_content_width": 100})(explain_command.explain)
+app.command("report", context_settings={"max_content_width": 100})(report_command.report)
 app.add_typer(measure.app, name="measure")
 app.command("validate", context_settings={"max_content_width": 100})(validate.validate)
 app.command("verify", context_settings={"max_content_width": 100})(verify.verify)

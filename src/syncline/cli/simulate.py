@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from syncline.cli.output import debug_option
+from syncline.cli.report import report_option
 from syncline.cli.run import check_ranks
 from syncline.cli.train import check_names
 from syncline.cluster import PRESETS, Cluster, cluster_of, conditions_of, known_facts
@@ -67,6 +69,7 @@ def simulate(
     workload: Path | None = typer.Option(
         None, "--workload", metavar="FILE", help="Take the layers' times and sizes from this file."
     ),
+    report: Path | None = report_option,
     write_workload: Path | None = typer.Option(
         None, "--write-workload", metavar="FILE", help="Write the layers' times and sizes."
     ),
@@ -127,6 +130,8 @@ def simulate(
     conditions.check(cluster.ranks, cluster.machines, workers=workers)
     if trace is not None:
         check_can_be_written("--trace", trace)
+    if report is not None:
+        check_can_be_written("--report", report)
     if write_workload is not None:
         check_can_be_written("--write-workload", write_workload)
     found = None
@@ -137,18 +142,37 @@ def simulate(
     if explains is None:
         total = job.run.steps if learn else steps
         explains = total is not None and cluster.ranks * total <= _EXPLAINED
-    asks = explains or trace is not None
+    asks = explains or trace is not None or report is not None
     outcome = _run(job, cluster, found, wanted, show=not as_json, traces=asks)
+    interval_found, why = _find_interval(job, cluster, facts, found, outcome, interval)
+    outcome = _with_interval(outcome, interval_found)
     if trace is not None and outcome.trace is not None:
         with explained(trace):
             outcome.trace.write(trace)
-    interval_found, why = _find_interval(job, cluster, facts, found, outcome, interval)
     reasons = _explained(outcome, is_asked=explain is True) if explains else None
-    simulation = Simulation(job, outcome, interval_found, why, reasons, trace)
+    simulation = Simulation(job, outcome, interval_found, why, reasons, trace, report)
+    if report is not None:
+        _write_report(simulation, report)
     if as_json:
         print(json.dumps(finite(to_json_dict(simulation)), allow_nan=False))
     else:
         print_simulation(simulation, Console(highlight=False))
+
+
+def _with_interval(outcome: Outcome, interval: Interval | None) -> Outcome:
+    """Let the trace say how far the step may be off."""
+    if outcome.trace is None or interval is None:
+        return outcome
+    ends = (interval.low_s, interval.high_s)
+    header = msgspec.structs.replace(outcome.trace.header, interval_s=ends)
+    return dataclasses.replace(outcome, trace=msgspec.structs.replace(outcome.trace, header=header))
+
+
+def _write_report(simulation: Simulation, path: Path) -> None:
+    from syncline.report.page.simulation import run_of_simulation
+    from syncline.report.page.write import write_page
+
+    write_page([run_of_simulation(simulation)], path)
 
 
 def _explained(outcome: Outcome, *, is_asked: bool) -> Explanation | None:

@@ -18,6 +18,7 @@ from rich.console import Console
 from syncline import data, losses, models
 from syncline.cli import folder as folders
 from syncline.cli.output import debug_option, say
+from syncline.cli.report import report_option
 from syncline.cli.run import check_ranks
 from syncline.cli.worker import load, try_own, work
 from syncline.config import Job, job_to_toml, read_job
@@ -46,6 +47,7 @@ def train(
     trace: Path | None = typer.Option(
         None, "--trace", metavar="FILE", help="Write when each rank did what."
     ),
+    report: Path | None = report_option,
     as_json: bool = typer.Option(False, "--json", help="Print the result as one JSON object."),
     print_job: bool = typer.Option(False, "--print-job", help="Print the resolved job and stop."),
     debug: bool = debug_option,
@@ -76,6 +78,10 @@ def train(
     summary.json and checkpoints/. It is never overwritten: --resume goes on, on
     any number of ranks, to the weights of a run that was never stopped (strategy synchronous).
 
+    [bold]--report[/bold] writes one HTML file that shows where the time went and how well it
+    learned. It needs a trace, which is written to run.trace.gz in the run folder if --trace
+    names no other file.
+
     [bold]--trace[/bold] writes every task of every rank, as JSON lines: forward, backward
     and waits by bucket, where the exchange is overlapped; reduces, gathers and
     steps always, on one clock for all ranks. `syncline explain FILE` reads it.
@@ -91,9 +97,11 @@ def train(
         job = folders.resumed_job(job, _checked_for_resume(job, out), num_ranks)
     job = job.resolved(num_ranks, world.machines if _is_rank(world) else None)
     check_names(job)
+    named = out or (None if job.run.out is None else Path(job.run.out))
     if trace is not None and world.rank == 0:
-        named = out or (None if job.run.out is None else Path(job.run.out))
         check_can_be_written("--trace", trace, made=named)
+    if report is not None and world.rank == 0:
+        check_can_be_written("--report", report, made=named)
     if print_job:
         sys.stdout.write(job_to_toml(job))
         return
@@ -102,6 +110,8 @@ def train(
         try_functions(job)
     folder = folders.choose_folder(job_file, job, out, world.job_id if is_rank else None)
     job = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, out=str(folder)))
+    if report is not None and trace is None:
+        trace = folder / "run.trace.gz"
     with contextlib.ExitStack() as stack:
         if world.rank == 0:
             stack.enter_context(folders.taken(folder, job, resume=resume))
@@ -114,6 +124,8 @@ def train(
             summary = _launch(job, folder, as_rank, again, as_json=as_json)
     if world.rank == 0:
         _print(summary, folder, as_json)
+        if report is not None and trace is not None:
+            _write_report(folder, trace, report)
 
 
 # Typer makes the help from the docstring: this puts the registered strategies into it.
@@ -223,6 +235,18 @@ def _launch(
             say(f"to go on from the last checkpoint: {again}")
         raise typer.Exit(outcome.exit_code)
     return read_summary(folder)
+
+
+def _write_report(folder: Path, trace: Path, path: Path) -> None:
+    """Write the report about a run that has ended, and say where it is."""
+    if not trace.exists():  # a finished run that is resumed takes no step
+        say("no report: this run took no step, so that it has no trace")
+        return
+    from syncline.report.page.run import run_of_folder
+    from syncline.report.page.write import write_page
+
+    write_page([run_of_folder(folder, trace)], path)
+    say(f"report: {path}")
 
 
 def _print(summary: dict[str, Any], folder: Path, as_json: bool) -> None:

@@ -33,6 +33,15 @@ PARTS = (
     "between",
 )
 """All parts of a step. "waiting" is for slower ranks; "between" is between two tasks."""
+GROUPS = {
+    "computing": ("forward", "backward"),
+    "input": ("input",),
+    "update": ("update",),
+    "exchange": EXPOSED,
+    "waiting": ("waiting",),
+    "other": ("pause", "evaluate", "checkpoint", "whole", "report", "between"),
+}
+"""Parts that a sentence puts together: each part is in one."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +61,9 @@ class StepParts:
 
 
 @dataclass(frozen=True)
-class BucketTimes:
-    """The exchange of a bucket in a step, mean over ranks and steps."""
+class ExchangeTimes:
+    """What the comm lane did in a step, mean over ranks and steps."""
 
-    bucket: int
     busy_s: float
     """How long the comm lane worked on it: all but waiting for other ranks."""
     exposed_s: float
@@ -64,6 +72,21 @@ class BucketTimes:
     @property
     def hidden_s(self) -> float:
         return max(0.0, self.busy_s - self.exposed_s)
+
+
+@dataclass(frozen=True)
+class BucketTimes(ExchangeTimes):
+    """The exchange of a bucket in a step, mean over ranks and steps."""
+
+    bucket: int
+    sent_bytes: float
+    """What a rank handed to its peers."""
+    kinds: dict[str, ExchangeTimes]
+    """By kind of task: "reduce", "gather" and what else there was."""
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        return self.sent_bytes / self.busy_s if self.busy_s else 0.0
 
 
 @dataclass(frozen=True)
@@ -96,10 +119,32 @@ class Breakdown:
         }
 
     @property
+    def shares(self) -> dict[str, float]:
+        """The mean of each part, as a share of the step."""
+        whole_s = self.step_s or 1.0
+        return {name: seconds / whole_s for name, seconds in self.parts_s.items()}
+
+    @property
+    def groups_s(self) -> dict[str, float]:
+        """The mean of each group of parts, in the order of `GROUPS`."""
+        parts = self.parts_s
+        return {group: sum(parts[name] for name in names) for group, names in GROUPS.items()}
+
+    @property
     def exposed_s(self) -> float:
         """The mean of exposed communication, without waiting for slower ranks."""
-        parts = self.parts_s
-        return sum(parts[name] for name in EXPOSED)
+        return self.groups_s["exchange"]
+
+    @property
+    def exchange_s(self) -> float:
+        """How long the comm lane worked on buckets in a step, mean over ranks and steps."""
+        return sum(one.busy_s for one in self.buckets)
+
+    @property
+    def hidden(self) -> float:
+        """The share of that for which no compute lane waited; 1 if nothing was exchanged."""
+        hidden_s = sum(one.hidden_s for one in self.buckets)
+        return hidden_s / self.exchange_s if self.exchange_s else 1.0
 
     @property
     def samples_per_s(self) -> float:
@@ -216,16 +261,27 @@ def _part_of(kind: str) -> str:
 
 def _buckets(found: _Collected) -> Iterator[BucketTimes]:
     """Yield the exchange of each bucket."""
-    busy: defaultdict[int, float] = defaultdict(float)
-    exposed: defaultdict[int, float] = defaultdict(float)
+    kinds: defaultdict[int, defaultdict[str, list[float]]] = defaultdict(
+        lambda: defaultdict(lambda: [0.0, 0.0])
+    )
+    sent: defaultdict[int, int] = defaultdict(int)
     for at, task in enumerate(found.graph.tasks):
         if task.lane != "compute" and task.bucket >= 0:
-            exposed[task.bucket] += found.exposed_s[at]
-            busy[task.bucket] += sum(
+            times = kinds[task.bucket][task.kind]
+            times[0] += sum(
                 part.end_s - start_s
                 for part, start_s in task.spans()
                 if part.kind not in ("wait", "lane")
             )
+            times[1] += found.exposed_s[at]
+            sent[task.bucket] += sum(part.num_bytes for part in task.parts)
     num_steps = max(1, len(found.steps))
-    for bucket in sorted(busy):
-        yield BucketTimes(bucket, busy[bucket] / num_steps, exposed[bucket] / num_steps)
+    for bucket, of_kinds in sorted(kinds.items()):
+        busy_s, exposed_s = (sum(one[at] for one in of_kinds.values()) for at in (0, 1))
+        each = {
+            kind: ExchangeTimes(times[0] / num_steps, times[1] / num_steps)
+            for kind, times in sorted(of_kinds.items())
+        }
+        yield BucketTimes(
+            busy_s / num_steps, exposed_s / num_steps, bucket, sent[bucket] / num_steps, each
+        )

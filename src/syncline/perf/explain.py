@@ -1,17 +1,16 @@
 """A run explained: what its steps took, what they waited for, and what would help most.
 
-`explain` puts the analyses of a trace together. `in_words` says the same in a page of text, and
-`to_json_dict` has all numbers, in SI units, by keys that stay.
+`explain` puts the analyses of a trace together, and `in_words` says the same in a page of text.
+`numbers.py` has all numbers.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from syncline.perf.breakdown import Breakdown, break_down
 from syncline.perf.critical_path import CriticalPath, Piece, critical_path, of_step
@@ -65,72 +64,23 @@ class Explanation:
 
 def explain(trace: Trace, source: str = "the trace") -> Explanation:
     """Explain a run; raise ConfigError, which names `source`, if the trace is of none."""
-    graph = compile_trace(trace, source)
-    timing = retime(graph)
-    answers = tuple(rank_edits(graph))
-    return Explanation(graph, break_down(timing), critical_path(timing), answers)
+    with _without_collector():
+        graph = compile_trace(trace, source)
+        timing = retime(graph)
+        answers = tuple(rank_edits(graph))
+        return Explanation(graph, break_down(timing), critical_path(timing), answers)
 
 
-def to_json_dict(found: Explanation) -> dict[str, Any]:
-    """Return all numbers as plain data."""
-    header, breakdown, path = found.graph.header, found.breakdown, found.path
-    return {
-        "strategy": header.strategy,
-        "clock": header.clock,
-        "ranks": sum(map(len, header.machines)),
-        "machines": len(header.machines),
-        "steps": header.steps,
-        "tasks": found.graph.num_tasks,
-        "step_s": breakdown.step_s,
-        "samples_per_s": breakdown.samples_per_s,
-        "parts_s": breakdown.parts_s,
-        "exposed_s": breakdown.exposed_s,
-        "buckets": [
-            {
-                "bucket": one.bucket,
-                "busy_s": one.busy_s,
-                "exposed_s": one.exposed_s,
-                "hidden_s": one.hidden_s,
-            }
-            for one in breakdown.buckets
-        ],
-        "by_rank": [
-            {"rank": one.rank, "step": one.step, "step_s": one.step_s, "parts_s": one.parts_s}
-            for one in breakdown.steps
-        ],
-        "path": {
-            "length_s": path.length_s,
-            "binding": path.binding,
-            "shares": path.shares,
-            "compute_ranks": {str(rank): share for rank, share in path.compute_ranks.items()},
-            "pieces": [_piece_dict(piece) for piece in path.pieces],
-            "tasks_without_slack": int(np.count_nonzero(path.slack_s <= 0.0)),
-            "median_slack_s": float(np.median(path.slack_s)),
-        },
-        "what_if": [
-            {
-                "edit": one.edit.name,
-                "step_s": one.step_s,
-                "gain": one.gain,
-                "is_rough": one.is_rough,
-            }
-            for one in found.answers
-        ],
-        "unknown_s": found.graph.between_s,
-        "rough": found.graph.rough,
-    }
-
-
-def _piece_dict(piece: Piece) -> dict[str, Any]:
-    return {
-        "kind": piece.kind,
-        "rank": piece.rank,
-        "task": piece.task,
-        "bucket": piece.bucket,
-        "step": piece.step,
-        "start_s": piece.start_s,
-        "end_s": piece.end_s,
-    }
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep the cyclic collector from going through millions of lists: none of them is garbage."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def in_words(found: Explanation) -> str:
@@ -169,10 +119,9 @@ def _row(name: str, seconds: float, whole_s: float) -> str:
 
 
 def _buckets(breakdown: Breakdown) -> Iterator[str]:
-    busy_s = sum(one.busy_s for one in breakdown.buckets)
-    if busy_s:
-        hidden = sum(one.hidden_s for one in breakdown.buckets) / busy_s
-        yield f"  exchanging buckets takes {_ms(busy_s)} of a step; {hidden:.0%} of it is hidden"
+    if breakdown.exchange_s:
+        took = f"exchanging buckets takes {_ms(breakdown.exchange_s)} of a step"
+        yield f"  {took}; {breakdown.hidden:.0%} of it is hidden"
 
 
 def _path(found: Explanation) -> Iterator[str]:

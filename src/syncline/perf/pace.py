@@ -59,6 +59,7 @@ class Pace:
         """Return what a line of metrics.jsonl says of it."""
         # Rounded well below what repeats from run to run, to keep lines short.
         return {
+            "time_s": round(self.since_first_s, 6),
             "samples_per_s": round(self.samples_per_s, 3),
             "exposed_communication": round(self.exposed(waited_s), 5),
             "exposed_input": round(self.exposed(input_waited_s), 5),

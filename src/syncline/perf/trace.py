@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from syncline.config.words import brief
+from syncline.config.words import brief, printable
 from syncline.errors import ConfigError
 from syncline.files import write_atomically
 
@@ -116,6 +116,9 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job: str = ""
     """The job, as TOML."""
     cluster: dict[str, Any] | None = None
+    interval_s: tuple[float, ...] = ()
+    """Of a simulation: the least and the most that a step takes, nine times in ten; empty if that
+    was not found."""
 
 
 class Trace(msgspec.Struct, frozen=True):
@@ -182,6 +185,27 @@ class Trace(msgspec.Struct, frozen=True):
 
     def _sorted(self) -> list[Task]:
         return sorted(self.tasks, key=lambda task: (task.rank, task.number))
+
+
+def holds_traces(folder: Path) -> list[Path]:
+    """Return the traces that a folder holds, in order."""
+    return sorted(path for end in ("trace", "trace.gz") for path in folder.glob(f"*.{end}"))
+
+
+def find_trace(where: Path) -> Path:
+    """Return a trace, or the one that a folder holds."""
+    if not where.is_dir():
+        return where
+    found = holds_traces(where)
+    if len(found) == 1:
+        return found[0]
+    rule = "one trace is explained at a time"
+    if not found:
+        fix = f"syncline train JOB --out DIR --trace {printable(where / 'run.trace')}"
+        raise ConfigError(printable(where), "no trace is there", rule, f"Record one: {fix}.")
+    names = ", ".join(path.name for path in found)
+    holds = f"this folder holds {len(found)} traces ({names})"
+    raise ConfigError(printable(where), holds, rule, "Give the path of one of them.")
 
 
 _WAY_OUT = "Give the path of a file that `syncline train --trace FILE` wrote."

@@ -32,6 +32,8 @@ class Simulation:
     explanation: Explanation | None = None
     trace: Path | None = None
     """Where the trace was written."""
+    report: Path | None = None
+    """Where the report was written."""
 
 
 def to_json_dict(simulation: Simulation) -> dict[str, Any]:
@@ -68,7 +70,7 @@ def to_json_dict(simulation: Simulation) -> dict[str, Any]:
     elif simulation.why_no_interval:
         found["why_no_interval"] = simulation.why_no_interval
     if simulation.explanation is not None:
-        from syncline.perf.explain import to_json_dict as explained
+        from syncline.perf.numbers import to_json_dict as explained
 
         found["explanation"] = explained(simulation.explanation)
     if outcome.weights_sha256 is not None:
@@ -108,8 +110,9 @@ def print_simulation(found: Simulation, console: Console) -> None:
         _, _, *lines = in_words(found.explanation).splitlines()
         for line in lines:
             console.print(line, markup=False, soft_wrap=True)
-    if found.trace is not None:
-        console.print(f"trace: {found.trace}")
+    for name, path in (("trace", found.trace), ("report", found.report)):
+        if path is not None:
+            console.print(f"{name}: {path}", soft_wrap=True)
 
 
 def _in_words(interval: Interval) -> Iterator[str]:
