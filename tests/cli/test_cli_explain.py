@@ -21,7 +21,7 @@ def folder(tmp_path_factory):
 
 
 def test_a_run_is_explained_in_words(folder, capsys):
-    explain(folder, as_json=False, debug=False)
+    explain(folder, perfetto=None, as_json=False, debug=False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "synchronous, 4 ranks on 4 machines, 4 steps, simulated"
     assert any(line.startswith("  waiting for slower ranks") for line in lines)
@@ -33,7 +33,7 @@ def test_a_run_is_explained_in_words(folder, capsys):
 
 
 def test_all_numbers_have_stable_keys(folder, capsys):
-    explain(folder / "run.trace.gz", as_json=True, debug=False)
+    explain(folder / "run.trace.gz", perfetto=None, as_json=True, debug=False)
     found = json.loads(capsys.readouterr().out)
     assert [*found] == [
         *("strategy", "clock", "ranks", "machines", "steps", "tasks", "step_s", "samples_per_s"),

@@ -10,12 +10,16 @@ import typer
 from syncline.cli.output import debug_option
 from syncline.config import printable
 from syncline.errors import ConfigError
+from syncline.files import check_can_be_written
 from syncline.run_folder import finite
 
 
 def explain(
     where: Path = typer.Argument(
         ..., metavar="TRACE_OR_RUN", help="A trace, or a run folder that holds one."
+    ),
+    perfetto: Path | None = typer.Option(
+        None, "--perfetto", metavar="FILE", help="Also write a trace for ui.perfetto.dev."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print all numbers as one JSON object."),
     debug: bool = debug_option,
@@ -32,20 +36,32 @@ def explain(
 
       syncline explain run --json
 
+      syncline explain run --perfetto run.pftrace
+
     The parts of a step add up to the step. The critical path goes from the end of the
     run to its beginning, across ranks. Then the run is timed again with other costs:
     faster wires, no latency, faster compute, no slow ranks, free input.
+    --perfetto writes the trace and its critical path for https://ui.perfetto.dev.
     """
     from syncline.perf.explain import explain as explained
     from syncline.perf.explain import in_words, to_json_dict
     from syncline.perf.trace import Trace
 
     path = find_trace(where)
-    found = explained(Trace.read(path), printable(path))
+    if perfetto is not None:
+        check_can_be_written("--perfetto", perfetto)
+    trace = Trace.read(path)
+    found = explained(trace, printable(path))
+    if perfetto is not None:
+        from syncline.report.perfetto import write_perfetto
+
+        write_perfetto(trace, perfetto, found.path)
     if as_json:
         print(json.dumps(finite(to_json_dict(found)), allow_nan=False))
     else:
         print(in_words(found))
+        if perfetto is not None:
+            print(f"\nperfetto: {perfetto}")
 
 
 def find_trace(where: Path) -> Path:

@@ -195,9 +195,12 @@ class _Writer:
         *,
         is_bytes: bool = False,
     ) -> None:
+        changes = sorted(changes)
+        if not changes:
+            return
         track = self._track(uuid, packets.counter(uuid, parent, name, is_bytes=is_bytes))
         value = 0
-        for at_ns, group in itertools.groupby(sorted(changes), key=lambda one: one[0]):
+        for at_ns, group in itertools.groupby(changes, key=lambda one: one[0]):
             change = sum(by for _, by in group)
             if change:
                 value += change

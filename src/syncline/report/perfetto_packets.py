@@ -16,12 +16,17 @@ _COUNT, _BYTES = 2, 3  # CounterDescriptor.Unit
 _BY_NUMBER = 3  # TrackDescriptor.ChildTracksOrdering.EXPLICIT
 
 
+_BYTE = [bytes((value,)) for value in range(128)]
+
+
 def varint(value: int) -> bytes:
     """Return a number from 0 on, seven bits a byte, the lowest first.
 
     >>> varint(300).hex()
     'ac02'
     """
+    if value < 0x80:
+        return _BYTE[value]
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
@@ -80,6 +85,8 @@ class Track:
         self._write = file.write
         self._names: dict[tuple[int, str], int] = {}
         self._new = b""
+        self._kinds: dict[tuple[str, str], bytes] = {}
+        self._keys: dict[str, tuple[bytes, bytes]] = {}
         own = number(10, sequence)
         default = block(59, block(11, number(11, uuid)))
         first = own + number(13, _CLEARED) + number(87, 1) + default + block(60, descriptor)
@@ -90,17 +97,20 @@ class Track:
     def begin(
         self, at_ns: int, name: str, category: str, flows: Iterable[int] = (), **values: int | str
     ) -> None:
-        """Begin a slice. Slices with the same flow, two in all, are joined by an arrow."""
-        event = number(9, _BEGIN) + number(10, self._known(2, name))
-        event += number(3, self._known(1, category))
+        """Begin a slice. Two slices that have the same flow are joined by an arrow."""
+        event = self._kinds.get((name, category)) or self._kind(name, category)
         for flow in flows:
             event += _FLOW + flow.to_bytes(8, "little")
         for key, value in values.items():
-            shown = block(6, value) if isinstance(value, str) else number(4, value)
-            event += block(4, number(1, self._known(3, key)) + shown)
+            of_number, of_text = self._keys.get(key) or self._key(key)
+            if isinstance(value, str):
+                note = of_text + _sized(value.encode())
+            else:
+                note = of_number + (varint(value) if value >= 0 else varint(value + (1 << 64)))
+            event += _NOTE + _sized(note)
         new = block(12, self._new) if self._new else b""
         self._new = b""
-        self._put(at_ns, self._own + new + block(11, event))
+        self._put(at_ns, self._own + new + _EVENT + _sized(event))
 
     def end(self, at_ns: int) -> None:
         """End the slice that began last."""
@@ -111,8 +121,17 @@ class Track:
         self._put(at_ns, self._own + block(11, number(9, _COUNTER) + number(30, value)))
 
     def _put(self, at_ns: int, packet: bytes) -> None:
-        packet = b"\x40" + varint(at_ns) + packet
-        self._write(b"\x0a" + varint(len(packet)) + packet)
+        self._write(_PACKET + _sized(_AT + varint(at_ns) + packet))
+
+    def _kind(self, name: str, category: str) -> bytes:
+        known = number(10, self._known(2, name)) + number(3, self._known(1, category))
+        self._kinds[name, category] = number(9, _BEGIN) + known
+        return self._kinds[name, category]
+
+    def _key(self, key: str) -> tuple[bytes, bytes]:
+        known = number(1, self._known(3, key))
+        self._keys[key] = known + varint(4 << 3), known + varint(6 << 3 | 2)
+        return self._keys[key]
 
     def _known(self, kind: int, name: str) -> int:
         """Return a name's number on this sequence; a new one is written with the next slice."""
@@ -123,4 +142,10 @@ class Track:
         return known
 
 
-_FLOW = varint(47 << 3 | 1)
+def _sized(data: bytes) -> bytes:
+    size = len(data)
+    return (_BYTE[size] if size < 128 else varint(size)) + data
+
+
+_PACKET, _AT, _EVENT = varint(1 << 3 | 2), varint(8 << 3), varint(11 << 3 | 2)
+_NOTE, _FLOW = varint(4 << 3 | 2), varint(47 << 3 | 1)
