@@ -89,8 +89,8 @@ class _Writer:
                 continue
             who = f"rank {piece.rank}: " if piece.rank >= 0 else ""
             name = f"{who}{piece.kind}"
-            facts = {"rank": piece.rank, "step": piece.step, "bucket": piece.bucket}
-            track.begin(start, name, "path", **facts, task=piece.task)
+            where = {"step": piece.step, "bucket": piece.bucket, "rank": piece.rank}
+            track.begin(start, name, "path", (), **where, task=piece.task)
             track.end(end)
 
     def _write_rank(self, rank: int, places: list[int]) -> None:
