@@ -163,6 +163,7 @@ def test_wandb_goes_on_with_a_run(tmp_path, monkeypatch):
         with Log("wandb:trial", config={"a.b": 1}, folder=tmp_path, title="mine") as log:
             for step in steps:
                 log.write(step, loss=float(step))
+        time.sleep(1.1)  # W&B names the folder of a run by its id and the second
     rows, runs = [], set()
     for path in sorted(tmp_path.glob("wandb/offline-run-*/*.wandb")):
         for data in records(path.read_bytes()):
