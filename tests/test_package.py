@@ -21,6 +21,7 @@ LAYERS = {
     "errors": 0,
     "seeds": 0,
     "resources": 0,
+    "machine_limits": 0,
     "files": 0,
     "faults": 0,
     "sizes": 0,

@@ -13,6 +13,7 @@ from typing import NoReturn
 import typer
 
 from syncline.cli import completion as completion_command
+from syncline.cli import doctor as doctor_command
 from syncline.cli import explain as explain_command
 from syncline.cli import key, measure, run, simulate, train, validate, verify
 from syncline.cli.output import is_debug, report, say
@@ -38,6 +39,7 @@ app.add_typer(measure.app, name="measure")
 app.command("validate", context_settings={"max_content_width": 100})(validate.validate)
 app.command("verify", context_settings={"max_content_width": 100})(verify.verify)
 app.command("key")(key.key)
+app.command("doctor")(doctor_command.doctor)
 app.command("completion")(completion_command.completion)
 
 
