@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -116,6 +118,14 @@ def test_loggers_are_checked_before_anything_starts():
         'run.log: got "nosuchlogger", but the package nosuchlogger is not installed here. '
         "Install it: pip install 'syncline[nosuchlogger]'."
     )
+
+
+def test_the_block_in_the_docs_runs(tmp_path, monkeypatch, alone):
+    text = (Path(__file__).parents[2] / "docs" / "loggers.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(block, {})
+    assert len(scalars(tmp_path / "boards" / "mine")["loss"]) == 100
 
 
 # -- only where they are installed: together they are 1 GB -----------------------------------------

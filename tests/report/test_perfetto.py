@@ -198,8 +198,8 @@ def titles(pairs):
 
 
 def hand_made():
-    """Two ranks: rank 1 comes last to a collective, then calls rank 0."""
-    met, call = "0-1.0:0", "calls box:1>0:0"
+    """Three ranks: rank 1 comes last to a collective, rank 2 before it; then 1 calls 0."""
+    met, call = "0-2.0:0", "calls box:1>0:0"
     return Trace(
         (
             Task(0, 0, "compute", "backward", 0, 0, 1.0, 2.0),
@@ -215,6 +215,10 @@ def hand_made():
                 Part("send", 5.5, 4, call), Part("wait", 7.0, 0, call), Part("wire", 9.0, 0, call),
             )),
             Task(1, 3, "compute", "forward", 0, 1, 9.0, 10.0, ((1, 0), (1, 2))),
+            Task(2, 0, "compute", "backward", 0, 0, 1.0, 3.0),
+            Task(2, 1, "comm", "reduce", 0, 0, 3.0, 5.0, ((2, 0),), (
+                Part("wait", 4.0, 0, met), Part("wire", 5.0, 8, met),
+            )),
         )
     )  # fmt: skip
 
@@ -228,7 +232,9 @@ def test_arrows_go_from_what_came_last_and_from_calls_to_their_service(tmp_path)
             ("rank 0/compute backward 0 0", f"rank 0/comm reduce 0 {s}"),
             ("rank 1/compute backward 0 0", f"rank 1/comm reduce 0 {3 * s}"),
             ("rank 1/compute backward 0 0", f"rank 0/comm wire {3 * s}"),  # it came last
-            (f"rank 0/comm reduce 0 {s}", f"rank 1/comm wire {3 * s}"),
+            ("rank 1/compute backward 0 0", f"rank 2/comm wire {3 * s}"),
+            (f"rank 2/comm reduce 0 {2 * s}", f"rank 1/comm wire {3 * s}"),
+            ("rank 2/compute backward 0 0", f"rank 2/comm reduce 0 {2 * s}"),
             (f"rank 1/comm gather 0 {4 * s}", f"rank 0/serving calls serve {5 * s}"),
             (f"rank 0/serving calls serve {5 * s}", f"rank 1/comm wire {6 * s}"),
             (f"rank 1/comm gather 0 {4 * s}", f"rank 1/compute forward 0 {8 * s}"),

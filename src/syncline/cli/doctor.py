@@ -200,7 +200,7 @@ def _network_in_words(interface: dict[str, Any] | None, has_key: bool) -> str:
     rate = interface["rate_bytes_per_s"]
     text = f"{interface['name']}, {interface['address']}"
     text += "" if rate is None else f", {rate * 8 / 1e9:g} Gbit/s"
-    key = "is set" if has_key else "is not set, which several machines need (syncline key)"
+    key = "is set" if has_key else "is not set (several machines need one: syncline key)"
     return f"{text}; SYNCLINE_KEY {key}"
 
 
