@@ -33,7 +33,11 @@ _START = """() => new Promise((ready) => {
   setTimeout(ready, 1500);
 })"""
 _NEXT = """() => new Promise((done) => {
-  window.wake = () => { if (window.replies.length) done(window.replies.shift()); };
+  window.wake = () => {
+    if (!window.replies.length) return;
+    window.wake = () => {};  // or the next reply would go to this promise as well
+    done(window.replies.shift());
+  };
   window.wake();
 })"""
 _PIECE_BYTES = 1 << 22
