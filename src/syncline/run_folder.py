@@ -151,16 +151,18 @@ class Metrics:
         self._path = folder / METRICS
         self._last_step: int | None = None
 
-    def append(self, line: dict[str, Any]) -> None:
-        """Add the line of a step, unless the file already has one."""
+    def append(self, line: dict[str, Any]) -> bool:
+        """Add the line of a step, unless the file already has one; say whether it was added."""
         with explained(self._path):
             if self._last_step is None:
                 # Read before the first line: after rank 0 is lost the next rank continues its file.
                 self._last_step = self._read_last_step()
-            if line["step"] > self._last_step:
-                with open(self._path, "a") as file:
-                    file.write(_to_line(line))
-                self._last_step = line["step"]
+            if line["step"] <= self._last_step:
+                return False
+            with open(self._path, "a") as file:
+                file.write(_to_line(line))
+            self._last_step = line["step"]
+            return True
 
     def _read_last_step(self) -> int:
         """Return the last step that has a line, 0 if none has; end a line that was cut short."""

@@ -34,13 +34,13 @@ from syncline.report.progress import Progress
 from syncline.run_checkpoints import RunCheckpoints
 from syncline.run_figures import RunFigures
 from syncline.run_folder import (
-    Metrics,
     Summary,
     is_finished,
     remove_summary,
     write_job,
     write_summary,
 )
+from syncline.run_log import RunLog
 from syncline.run_ranks import RunRanks
 from syncline.run_trace import NotTraced, RunTrace
 from syncline.session import Session, close_session, fail_session, open_session_of
@@ -78,8 +78,10 @@ def train(
                 close_session()
             else:
                 fail_session(error)
+            run.log.close(failed=True)
             raise
         close_session()
+        run.log.close()
         return summary
 
 
@@ -105,7 +107,7 @@ class _Run:
     ) -> None:
         self.job, self.world, self.input, self.choose = job, world, batches, choose
         self.out, self.trace, self.progress = out, trace, progress
-        self.metrics = Metrics(out)
+        self.log = RunLog(out, job, None if world.rank else progress.note)
         self.data, self.order, self.total = batches.data, batches.order, batches.order.total
         self.pace = Pace(self.order.batch)
         self.model = build_model(job, self.data)
@@ -166,7 +168,7 @@ class _Run:
         if self.ranks.writes_folder:
             with explained(self.out):
                 make_folder(self.out)
-            self.metrics.keep_until(self.start)
+            self.log.keep_until(self.start)
             remove_summary(self.out, self.total)
         try:
             return self._loop() if self.replica.my_shards else self._serve()
@@ -255,7 +257,7 @@ class _Run:
         lr = learning_rate(self.job.optimizer, done - 1, self.total)
         pace = self.pace.to_json_dict(self.replica.waited_s, self.input.steps_waited_s)
         pace["input_wait_s"] = round(self.input.step_waited_s, 6)
-        self.metrics.append({"step": done, "loss": loss, "lr": lr, **pace})
+        self.log.append({"step": done, "loss": loss, "lr": lr, **pace})
 
     def _evaluate_and_save_if_due(self, done: int) -> None:
         """Evaluate and save the parameters that represent the run, if the job wants it now."""
@@ -358,6 +360,8 @@ class _Run:
         with self.tracing.task("evaluate", step - 1):
             loss, accuracy = how(self.model, self.data.test, self.loss)
         self.progress.evaluated(step, loss, accuracy)
+        if is_wanted:
+            self.log.evaluated(step, loss, accuracy)
         return loss, accuracy
 
     def _save(self, step: int, *, is_wanted: bool, all_hold: bool = False) -> None:

@@ -88,6 +88,12 @@ def test_a_rank_that_pauses_and_one_that_dies(tmp_path):
     check_graph(trace_of(tmp_path, "gossip", dies))
 
 
+@pytest.mark.parametrize("strategy", ["server", "elastic"])
+def test_a_rank_that_only_serves_has_no_steps(tmp_path, strategy):
+    graph = check_graph(trace_of(tmp_path, strategy, f"strategy.{strategy}.servers=1"))
+    assert {*graph.step_ends} == {0, 1, 2}
+
+
 # -- by hand ---------------------------------------------------------------------------------------
 
 META = Header(

@@ -12,6 +12,8 @@ from typing import NoReturn
 
 import typer
 
+from syncline.cli import completion as completion_command
+from syncline.cli import doctor as doctor_command
 from syncline.cli import explain as explain_command
 from syncline.cli import key, measure, run, simulate, train, validate, verify
 from syncline.cli import report as report_command
@@ -21,6 +23,7 @@ from syncline.resources import explain
 
 app = typer.Typer(
     name="syncline",
+    add_completion=False,  # `syncline completion` knows settings, strategies and job files as well
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -38,6 +41,8 @@ app.add_typer(measure.app, name="measure")
 app.command("validate", context_settings={"max_content_width": 100})(validate.validate)
 app.command("verify", context_settings={"max_content_width": 100})(verify.verify)
 app.command("key")(key.key)
+app.command("doctor")(doctor_command.doctor)
+app.command("completion")(completion_command.completion)
 
 
 def _show_version(wanted: bool) -> None:

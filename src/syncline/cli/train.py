@@ -22,10 +22,12 @@ from syncline.cli.report import report_option
 from syncline.cli.run import check_ranks
 from syncline.cli.worker import load, try_own, work
 from syncline.config import Job, job_to_toml, read_job
+from syncline.config.words import toml_value
 from syncline.errors import ConfigError
 from syncline.files import check_can_be_written
 from syncline.launch.env import LaunchedRank, read_world
 from syncline.launch.local import BAD_INPUT, STOPPED, launch
+from syncline.loggers.names import check_installed
 from syncline.own_functions import is_own
 from syncline.report.result import print_result
 from syncline.run_folder import finite, has_checkpoint, read_summary
@@ -48,6 +50,9 @@ def train(
         None, "--trace", metavar="FILE", help="Write when each rank did what."
     ),
     report: Path | None = report_option,
+    log: list[str] = typer.Option(
+        [], "--log", metavar="LOGGER", help="tensorboard, wandb or mlflow; repeat for more."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the result as one JSON object."),
     print_job: bool = typer.Option(False, "--print-job", help="Print the resolved job and stop."),
     debug: bool = debug_option,
@@ -86,12 +91,18 @@ def train(
     and waits by bucket, where the exchange is overlapped; reduces, gathers and
     steps always, on one clock for all ranks. `syncline explain FILE` reads it.
 
+    [bold]--log[/bold] tensorboard[:FOLDER], wandb[:PROJECT] or mlflow[:URI] gets what metrics.jsonl
+    gets, and evaluations. A logger that fails does not end the run.
+
     Under torchrun and srun the process is a rank itself and starts no others:
 
       torchrun --standalone --nproc-per-node 2 -m syncline train JOB.toml
     """
     world = read_world()
+    if log:
+        sets = [*sets, f"run.log={toml_value(log)}"]
     job = read_job(job_file, sets)
+    check_installed(job.run.log)
     num_ranks = _ranks(job, ranks, world)
     if resume:
         job = folders.resumed_job(job, _checked_for_resume(job, out), num_ranks)

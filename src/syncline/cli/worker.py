@@ -14,6 +14,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from syncline.cli.output import is_debug, report, say
 from syncline.config import Job
 from syncline.errors import RankFailed, RunStopped, SynclineError
@@ -58,7 +60,8 @@ def verify_rank(job: Job, folder: Path) -> None:
         from syncline.verify.recording import StepsVerified
 
         try:
-            train(job, folder, False, SilentProgress())
+            run = msgspec.structs.replace(job.run, log=())
+            train(msgspec.structs.replace(job, run=run), folder, False, SilentProgress())
         except StepsVerified:
             close_session()
     except SynclineError as error:

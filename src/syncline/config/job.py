@@ -14,6 +14,7 @@ from syncline.config.rules import (
     check_image_size,
     check_input,
     check_length,
+    check_log,
     check_optimizer,
     check_shards,
     check_strategy,
@@ -55,6 +56,7 @@ class Job(Table, frozen=True, kw_only=True):
         check_cluster(self.cluster)
         check_faults("faults", self.faults)
         check_length(self.run)
+        check_log(self.run.log)
         check_warmup(self.optimizer, self.run)
         check_image_size(self.model, self.data)
         check_input(self.data)
@@ -115,6 +117,7 @@ _MAY_CHANGE = {
         "checkpoint_every",
         "stop_when_not_finite",
         "out",
+        "log",
         "silent_s",
         "hung_s",
         "meet_s",

@@ -23,6 +23,7 @@ from syncline.config.settings import (
 from syncline.config.words import any_of, did_you_mean, listed, printable, shown
 from syncline.errors import ConfigError
 from syncline.faults import ANY_RANK, Fault
+from syncline.loggers.names import LOGGERS, parts_of
 from syncline.own_functions import is_own
 
 _SUGGESTIONS = 4  # numbers offered in an error: enough to choose from, and still one line
@@ -40,6 +41,18 @@ def check_length(run: RunSettings) -> None:
             "exactly one of the two ends a run",
             "Remove one of them." if both else "Write for example run.epochs = 10.",
         )
+
+
+def check_log(targets: Sequence[str]) -> None:
+    """Check that each logger is known, and named once."""
+    names = [parts_of(target)[0] for target in targets]
+    for name, target in zip(names, targets, strict=True):
+        if name not in LOGGERS:
+            fix = did_you_mean(name, LOGGERS) or f"Use {any_of(LOGGERS)}."
+            raise ConfigError("run.log", f"got {shown(target)}", "there is no such logger", fix)
+        if names.count(name) > 1:
+            found = f"got {shown(name)} twice"
+            raise ConfigError("run.log", found, "a run has one of each", "Remove one of them.")
 
 
 def check_warmup(optimizer: OptimizerSettings, run: RunSettings) -> None:

@@ -170,7 +170,7 @@ class RunSettings(Table, frozen=True, kw_only=True):
     changes the order of summation, so the job fixes it. A rank that sends no heartbeat for
     `silent_s`, or keeps the others waiting for `hung_s`, counts as failed. At the start ranks wait
     for each other up to `meet_s`. If a loss or the weights are not finite, `stop_when_not_finite`
-    ends the run there.
+    ends the run there. `log` names loggers, besides the run folder (docs/loggers.md).
     """
 
     ranks: Annotated[int, Meta(ge=1, examples=[2])] = 1
@@ -182,6 +182,7 @@ class RunSettings(Table, frozen=True, kw_only=True):
     checkpoint_every: Annotated[int, Meta(ge=1, examples=[500])] | None = None
     stop_when_not_finite: bool = True
     out: Annotated[str, Meta(min_length=1, examples=["runs/first"])] | None = None
+    log: tuple[Annotated[str, Meta(min_length=1, examples=["tensorboard"])], ...] = ()
     silent_s: Annotated[float, Meta(gt=0, examples=[SILENT_S])] = SILENT_S
     hung_s: Annotated[float, Meta(gt=0, examples=[HUNG_S])] = HUNG_S
     meet_s: Annotated[float, Meta(gt=0, le=MAX_MEET_S, examples=[MEET_S])] = MEET_S

@@ -16,7 +16,7 @@ def machine_facts(threads: int, ranks: int = 1) -> Facts:
     `threads` are those of a rank, `ranks` how many of them computed at the same time.
     """
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "threads": threads,
@@ -26,7 +26,8 @@ def machine_facts(threads: int, ranks: int = 1) -> Facts:
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Return the name of this machine's processor."""
     try:
         with open("/proc/cpuinfo") as file:
             lines = dict(line.split(":", 1) for line in file if ":" in line)

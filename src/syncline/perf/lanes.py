@@ -7,6 +7,7 @@ added here.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
@@ -68,7 +69,7 @@ class Lanes:
         draft = self.draft
         gathers = [at for at in self.hooks if draft.tasks[at].kind == "gather"]
         last = {draft.tasks[at].bucket: at for at in gathers}
-        for at, later in zip(self.compute, [*self.compute[1:], -1], strict=True):
+        for at, later in itertools.zip_longest(self.compute, self.compute[1:], fillvalue=-1):
             task = draft.tasks[at]
             if task.kind != "wait":
                 continue
