@@ -509,6 +509,7 @@ def test_the_flags_of_train_are_these(cli):
         "--out",
         "--resume",
         "--trace",
+        "--log",
         "--json",
         "--print-job",
         "--debug",
@@ -522,14 +523,6 @@ def test_syncline_alone_shows_its_help(cli, arguments):
     assert (status, err) == (0, "")
     for word in ("train", "run", "key", "syncline train examples/digits.toml --ranks 2"):
         assert word in out
-
-
-def test_the_shell_completes_verbs_and_options(cli):
-    asked = {"_SYNCLINE_COMPLETE": "complete_bash", "COMP_CWORD": "1"}
-    _, out, _ = cli(COMP_WORDS="syncline ve", **asked)
-    assert out.split() == ["verify"]
-    _, out, _ = cli(COMP_WORDS="syncline train --pr", **asked | {"COMP_CWORD": "2"})
-    assert out.split() == ["--print-job"]
 
 
 def test_an_unknown_verb_is_one_line(cli):
