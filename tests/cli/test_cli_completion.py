@@ -25,7 +25,7 @@ ASK_FISH = 'source $argv[1]; while read line; string join " " -- "" (complete -C
 LINES = {
     "syncline tr": "train",
     "syncline measure l": "layers links",
-    "syncline train --re": "--resume",
+    "syncline train --re": "--report --resume",
     "syncline train --log w": "wandb",
     "syncline train --ranks ": "",
     "syncline train --set strategy.na": "strategy.name=",

@@ -507,6 +507,7 @@ def test_the_flags_of_train_are_these(cli):
         "--ranks",
         "--set",
         "--out",
+        "--report",
         "--resume",
         "--trace",
         "--log",
