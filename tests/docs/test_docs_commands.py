@@ -34,6 +34,7 @@ HAVE: dict[str, str] = {"JOB.toml": SHORT, "script.py": SCRIPT}
 
 BEFORE: dict[str, tuple[str, ...]] = {
     "README.md": ("syncline train examples/digits.toml --out runs/X",),
+    "docs/traces.md": ("syncline simulate examples/digits.toml --ranks 2 --trace run.trace",),
 }
 """Commands that a page takes for granted."""
 

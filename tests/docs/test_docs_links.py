@@ -10,7 +10,7 @@ from website.pages import turn_links
 from pages import LINK, ROOT, Page, pages
 
 PAGES = {page.name: page for page in pages()}
-OUTSIDE = re.compile(r"https://[\w.-]+/\S+")
+OUTSIDE = re.compile(r"https://[\w.-]+(/\S*)?")
 """Links to other sites are not followed: tests need no network."""
 
 

@@ -226,6 +226,10 @@ def measured_runs(names: dict) -> None:
     Path("datasets").symlink_to(ROOT / "datasets")
 
 
+def logged(names: dict) -> None:
+    pytest.importorskip("tensorboard")
+
+
 def with_lab(names: dict) -> None:
     Path("script.py").write_text(SCRIPT)
 
@@ -238,6 +242,7 @@ ONCE: dict[Callable[[dict], None], str] = {
     traced: "compile_trace(",
     measured_runs: "dataset.load(",
     with_lab: "with Lab(",
+    logged: "with Log(",
 }
 """Blocks that are run once, and words of them."""
 
