@@ -130,9 +130,9 @@ def test_the_loss_is_the_mean_over_ranks(monkeypatch):
     seen = {}
     original = RankLearner.compute
 
-    def compute(self, rank, step, shard):
-        original(self, rank, step, shard)
-        seen.setdefault(step, []).append(self._losses[0])
+    def compute(self, rank, shard, source):
+        original(self, rank, shard, source)
+        seen.setdefault(source[0], []).append(self._losses[0])
 
     monkeypatch.setattr(RankLearner, "compute", compute)
     sets = ("strategy.shards=", "data.batch=48", "run.steps=3", "optimizer.warmup_steps=0")

@@ -54,6 +54,7 @@ class Server(Strategy):
             comm,
             self.settings,
             collect=self._collect,
+            held=lambda bucket: self._pushes[bucket.index].held(),
             settle=self._settle,
             own_state=self._own_state,
             gather_state=self._gather_state,

@@ -67,6 +67,11 @@ class OwnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """How many steps a rank takes from one exchange to the next."""
         return 1
 
+    @property
+    def goes_at_own_pace(self) -> bool:
+        """Whether ranks may take different numbers of steps: none of them waits for the others."""
+        return False
+
 
 class FixedSettings(OwnSettings, frozen=True, kw_only=True):
     """The strategy itself decides when ranks exchange, and what lies in a bucket."""
@@ -167,6 +172,10 @@ class GossipSettings(PublishedSettings, frozen=True, kw_only=True):
     early: bool | Literal["auto"] = "auto"
 
     @property
+    def goes_at_own_pace(self) -> bool:
+        return True
+
+    @property
     def wants_early(self) -> bool | Literal["auto"]:
         """`early`, where it has an effect."""
         return False if self.as_published or self.rule == "push" else self.early
@@ -225,6 +234,10 @@ class ElasticSettings(PublishedSettings, frozen=True, kw_only=True):
     servers: Annotated[int, Meta(ge=0, examples=[1])] = 0
     synchronous: bool = False
     early: bool | Literal["auto"] = "auto"
+
+    @property
+    def goes_at_own_pace(self) -> bool:
+        return not self.synchronous
 
     @property
     def wants_early(self) -> bool | Literal["auto"]:
@@ -316,6 +329,10 @@ class ServerSettings(PeriodicSettings, frozen=True, kw_only=True):
     servers: Annotated[int, Meta(ge=0, examples=[1])] = 0
     max_staleness: Annotated[int, Meta(ge=0, examples=[4])] | Literal["none"] = "none"
     early: bool | Literal["auto"] = "auto"
+
+    @property
+    def goes_at_own_pace(self) -> bool:
+        return True
 
     def num_workers(self, ranks: int) -> int:
         return max(1, ranks - self.servers)
