@@ -28,7 +28,7 @@ from syncline.sizes import Size
 from syncline.strategies.pushes import Pushes
 from syncline.strategies.replicas import OwnReplicas, plan_own_replicas
 from syncline.strategies.rule_trial import decay_of_steps, decays_apart
-from syncline.strategies.settings import ServerSettings
+from syncline.strategies.server_settings import ServerSettings
 from syncline.strategies.strip import ServedStrip
 
 
