@@ -34,6 +34,7 @@ from syncline.report.progress import Progress
 from syncline.run_checkpoints import RunCheckpoints
 from syncline.run_figures import RunFigures
 from syncline.run_folder import (
+    EVALUATIONS,
     Metrics,
     Summary,
     is_finished,
@@ -105,7 +106,8 @@ class _Run:
     ) -> None:
         self.job, self.world, self.input, self.choose = job, world, batches, choose
         self.out, self.trace, self.progress = out, trace, progress
-        self.metrics = Metrics(out)
+        self.metrics, self.evaluations = Metrics(out), Metrics(out, EVALUATIONS)
+        self.evaluating_s = 0.0
         self.data, self.order, self.total = batches.data, batches.order, batches.order.total
         self.pace = Pace(self.order.batch)
         self.model = build_model(job, self.data)
@@ -167,7 +169,9 @@ class _Run:
             with explained(self.out):
                 make_folder(self.out)
             self.metrics.keep_until(self.start)
+            self.evaluations.keep_until(self.start)
             remove_summary(self.out, self.total)
+        self.began_s = time.perf_counter()
         try:
             return self._loop() if self.replica.my_shards else self._serve()
         except RunStopped:
@@ -355,8 +359,14 @@ class _Run:
             return None, None
         self.ranks.show_phase("evaluate")
         how = self.shared_evaluation.evaluate if is_shared else evaluate_alone
+        started_s = time.perf_counter()
         with self.tracing.task("evaluate", step - 1):
             loss, accuracy = how(self.model, self.data.test, self.loss)
+        seconds = round(started_s - self.began_s - self.evaluating_s, 6)
+        self.evaluating_s += time.perf_counter() - started_s
+        if is_wanted and self.ranks.writes_folder:
+            line = {"step": step, "seconds": seconds, "test_loss": loss, "accuracy": accuracy}
+            self.evaluations.append(line)
         self.progress.evaluated(step, loss, accuracy)
         return loss, accuracy
 

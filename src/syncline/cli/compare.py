@@ -147,7 +147,7 @@ def _write_report(folder: Path) -> None:
 
 def _check_jobs(plan: Plan) -> None:
     """Make the checks of model and data, once; try functions of the user's own."""
-    place = next(plan.places())
+    place = plan.places[0]
     job = plan.cell(place, plan.compare.all_seeds[0]).job
     check_names(job)
     try_functions(job)

@@ -76,19 +76,27 @@ def check_folder(folder: Path, study: Study) -> None:
 
 def _what_changed(before: Study, now: Study) -> str:
     """Return what differs that may not, in words; "" if nothing does."""
-    for name in sorted({*before.tables, *now.tables}):
-        was, is_now = before.tables.get(name), now.tables.get(name)
-        if was == is_now:
-            continue
-        if isinstance(was, dict) and isinstance(is_now, dict):
-            key = next(k for k in sorted({*was, *is_now}) if was.get(k) != is_now.get(k))
-            return f"{name}.{printable(key)} is {shown(was.get(key))} there, {shown(is_now.get(key))} here"
-        return f"[{printable(name)}] differs"
-    for key in before.compare.__struct_fields__:
-        was, is_now = getattr(before.compare, key), getattr(now.compare, key)
-        if key not in _MAY_CHANGE and was != is_now:
-            return f"compare.{key} is {shown(was)} there, {shown(is_now)} here"
+    was, is_now = _flat(before), _flat(now)
+    for key in sorted({*was, *is_now}):
+        if was.get(key) != is_now.get(key):
+            there, here = _word(was.get(key)), _word(is_now.get(key))
+            return f"{printable(key)} is {there} there and {here} here"
     return ""
+
+
+def _flat(study: Study) -> dict[str, Any]:
+    """Return what has to stay, by dotted keys."""
+    compare = study.compare
+    kept = {key: getattr(compare, key) for key in compare.__struct_fields__}
+    found = {f"compare.{key}": one for key, one in kept.items() if key not in _MAY_CHANGE}
+    for name, table in study.tables.items():
+        inside = table if isinstance(table, dict) else {"": table}
+        found |= {f"{name}.{key}".rstrip("."): one for key, one in inside.items()}
+    return found
+
+
+def _word(value: Any) -> str:
+    return "not set" if value in (None, ()) else shown(value)
 
 
 class Comparison:
@@ -98,8 +106,7 @@ class Comparison:
         """`run` runs a cell, in a fork; `jobs` run at the same time."""
         self.plan, self.folder, self._run, self._jobs = plan, folder, run, jobs
         self.results = Results(plan, {}, {})
-        places = list(plan.places())
-        for place in places:  # what can be refused is refused before anything runs
+        for place in plan.places:  # what can be refused is refused before anything runs
             cells = {seed: plan.cell(place, seed) for seed in plan.compare.all_seeds}
             self.results.cells[place] = cells
             for cell in cells.values():
@@ -126,7 +133,7 @@ class Comparison:
     def _tune(self, progress: Progress) -> None:
         """Try settings at each place, in its first scenario; set those that were best."""
         compare, searches = self.plan.compare, dict[tuple[str, str, int], Tried]()
-        for place in self.plan.places():
+        for place in self.plan.places:
             if place.tuned_at not in searches:
                 job = self.results.cells[place][compare.all_seeds[0]].job
                 trials = trials_of(job, place.ranks, compare.tune)
@@ -138,7 +145,7 @@ class Comparison:
             search.found = [self.results.found[cell.id] for cell in search.cells]
             search.chosen = best_of(search.found, compare.target)
         self.results.searches = searches
-        for place in self.plan.places():
+        for place in self.plan.places:
             search = searches[place.tuned_at]
             settings = search.trials[search.chosen].settings
             for seed in compare.all_seeds:

@@ -19,7 +19,7 @@ from syncline import __version__
 from syncline.cluster import PRESETS, Cluster, cluster_of, conditions_of
 from syncline.cluster_facts import ClusterFacts
 from syncline.cluster_file import find_cluster
-from syncline.compare.study import Grid, Scenario, Study, Variant
+from syncline.compare.study import Compare, Grid, Scenario, Study, Variant
 from syncline.config import STRATEGIES, Job, job_to_toml
 from syncline.config.reading import job_of_tables
 from syncline.config.words import shown
@@ -64,9 +64,9 @@ class Cell:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Place:
-    """Where runs stand in a study that differ in their seed only."""
+    """Runs of a study that differ in their seed only."""
 
     grid: Grid
     scenario: Scenario
@@ -86,7 +86,9 @@ class Plan:
         """`samples` is what each run computes on, before it is rounded down."""
         self.study, self.compare, self.clock = study, study.compare, clock
         self.facts = _facts_of(study)
-        batches = sorted({_batch_of(study, place) for place in self.places()})
+        self.places = tuple(_places(study.compare))
+        """In the order of the study."""
+        batches = sorted({_batch_of(study, place) for place in self.places})
         each = math.lcm(*batches)
         self.samples = samples // each * each
         """Of every run, over all ranks."""
@@ -100,14 +102,6 @@ class Plan:
         count = max(1, round(self.samples / each / self.compare.evaluations))
         self.evaluates_every = count * each
         """Samples from one evaluation to the next."""
-
-    def places(self) -> Iterator[Place]:
-        """Yield what is compared, in the order of the study."""
-        for grid in self.compare.grid:
-            for scenario in self.compare.scenarios_of(grid):
-                for ranks in grid.ranks:
-                    for name in grid.strategies:
-                        yield Place(grid, scenario, self.compare.variant_of(name), ranks)
 
     def cell(self, place: Place, seed: int, settings: Sequence[str] = ()) -> Cell:
         """Return one run; raise ConfigError if it cannot be. `settings` are those of a search."""
@@ -143,6 +137,14 @@ class Plan:
             "ranks that compute, and those that only serve, fill all machines",
             f"Use a multiple of {each}, or other ranks_per_machine or servers.",
         )
+
+
+def _places(compare: Compare) -> Iterator[Place]:
+    for grid in compare.grid:
+        for scenario in compare.scenarios_of(grid):
+            for ranks in grid.ranks:
+                for name in grid.strategies:
+                    yield Place(grid, scenario, compare.variant_of(name), ranks)
 
 
 def _facts_of(study: Study) -> ClusterFacts:

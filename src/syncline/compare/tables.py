@@ -70,7 +70,7 @@ def points_csv(results: Results) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for place in results.plan.places():
+    for place in results.plan.places:
         for seed, found in results.of(place).items():
             cell = results.cells[place][seed]
             about = [place.grid.name, place.scenario.name, place.ranks, cell.servers]
@@ -85,7 +85,7 @@ def points_csv(results: Results) -> str:
 def summary_of(results: Results) -> dict[str, Any]:
     """Return summary.json's object."""
     plan, compare = results.plan, results.plan.compare
-    places = list(plan.places())
+    places = plan.places
     wanted = len(places) * len(compare.all_seeds)
     done = [one for place in places for one in results.of(place).values()]
     first = next((one for by in results.cells.values() for one in by.values()), None)
@@ -122,9 +122,7 @@ def _tables(places: Sequence[Place]) -> list[tuple[str, str]]:
 
 def _table(results: Results, grid: str, scenario: str) -> dict[str, Any]:
     places = [
-        one
-        for one in results.plan.places()
-        if (one.grid.name, one.scenario.name) == (grid, scenario)
+        one for one in results.plan.places if (one.grid.name, one.scenario.name) == (grid, scenario)
     ]
     ranks = list(dict.fromkeys(one.ranks for one in places))
     return {
@@ -222,10 +220,7 @@ def _settings(cell: Cell) -> dict[str, Any]:
         "optimizer.lr": cell.job.optimizer.lr,
         "optimizer.momentum": cell.job.optimizer.momentum,
     }
-    found |= {
-        f"strategy.{name}.{key}": getattr(own, key)  # type: ignore[dict-item]
-        for key in own.__struct_fields__
-    }
+    found |= {f"strategy.{name}.{key}": getattr(own, key) for key in own.__struct_fields__}
     return {key: one for key, one in found.items() if one is not None}
 
 
