@@ -68,6 +68,7 @@ LAYERS = {
     "report": 6,
     "recipe": 6,
     "evaluation": 6,
+    "evaluation_log": 6,
     "input": 6,
     "loader_process": 6,
     "same_data": 6,

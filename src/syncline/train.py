@@ -21,6 +21,7 @@ from syncline.engine.parts import Options
 from syncline.engine.replica import Replica
 from syncline.errors import RunStopped, SynclineError
 from syncline.evaluation import SharedEvaluation, evaluate_alone
+from syncline.evaluation_log import EvaluationLog
 from syncline.files import explained, make_folder
 from syncline.injected_faults import InjectedFaults
 from syncline.input import Input
@@ -34,7 +35,6 @@ from syncline.report.progress import Progress
 from syncline.run_checkpoints import RunCheckpoints
 from syncline.run_figures import RunFigures
 from syncline.run_folder import (
-    EVALUATIONS,
     Metrics,
     Summary,
     is_finished,
@@ -106,8 +106,7 @@ class _Run:
     ) -> None:
         self.job, self.world, self.input, self.choose = job, world, batches, choose
         self.out, self.trace, self.progress = out, trace, progress
-        self.metrics, self.evaluations = Metrics(out), Metrics(out, EVALUATIONS)
-        self.evaluating_s = 0.0
+        self.metrics, self.evaluations = Metrics(out), EvaluationLog(out)
         self.data, self.order, self.total = batches.data, batches.order, batches.order.total
         self.pace = Pace(self.order.batch)
         self.model = build_model(job, self.data)
@@ -171,7 +170,6 @@ class _Run:
             self.metrics.keep_until(self.start)
             self.evaluations.keep_until(self.start)
             remove_summary(self.out, self.total)
-        self.began_s = time.perf_counter()
         try:
             return self._loop() if self.replica.my_shards else self._serve()
         except RunStopped:
@@ -181,7 +179,7 @@ class _Run:
     def _loop(self) -> Summary:
         job, replica = self.job, self.replica
         self.model.train()
-        started = time.perf_counter()
+        started = self.evaluations.begin()
         loss: float | None = None
         steps = range(self.start, self.total)
         self.input.begin((step, shard) for step in steps for shard in replica.my_shards)
@@ -359,14 +357,10 @@ class _Run:
             return None, None
         self.ranks.show_phase("evaluate")
         how = self.shared_evaluation.evaluate if is_shared else evaluate_alone
-        started_s = time.perf_counter()
-        with self.tracing.task("evaluate", step - 1):
+        with self.tracing.task("evaluate", step - 1), self.evaluations.apart():
             loss, accuracy = how(self.model, self.data.test, self.loss)
-        seconds = round(started_s - self.began_s - self.evaluating_s, 6)
-        self.evaluating_s += time.perf_counter() - started_s
         if is_wanted and self.ranks.writes_folder:
-            line = {"step": step, "seconds": seconds, "test_loss": loss, "accuracy": accuracy}
-            self.evaluations.append(line)
+            self.evaluations.append(step, loss, accuracy)
         self.progress.evaluated(step, loss, accuracy)
         return loss, accuracy
 
