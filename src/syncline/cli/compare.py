@@ -21,7 +21,8 @@ from syncline.errors import ConfigError
 from syncline.launch.signals import end_cleanly
 
 if TYPE_CHECKING:
-    from syncline.compare.grid import Plan
+    from syncline.compare.cell import Found
+    from syncline.compare.grid import Cell, Plan
 
 _FAULTS = "with faults"
 """The scenario that --faults adds to the calm one."""
@@ -117,15 +118,7 @@ def _compare(
     check_folder(out, study)
     plan = Plan(study, _samples_of(study), "wall" if real else "virtual")
     end_cleanly()
-    if real:
-        from syncline.compare.real import RealRun
-
-        run, jobs = RealRun(out), 1
-    else:
-        from syncline.compare.running import simulate_cell
-
-        run = simulate_cell
-    comparison = Comparison(plan, out, run, jobs or len(os.sched_getaffinity(0)))
+    comparison = Comparison(plan, out, _runner(out, real=real), _jobs(jobs, real=real))
     _check_jobs(plan)
     progress = Shown(is_shown=not as_json)
     try:
@@ -141,8 +134,27 @@ def _compare(
         say(f"{summary['cells']['failed']} runs failed; summary.json says why")
 
 
+def _runner(out: Path, *, real: bool) -> Callable[[Cell], Found]:
+    """Return what runs a cell."""
+    if real:
+        from syncline.compare.real import RealRun
+
+        return RealRun(out)
+    from syncline.compare.running import simulate_cell
+
+    return simulate_cell
+
+
+def _jobs(wanted: int | None, *, real: bool) -> int:
+    """Return how many runs there are at the same time; real ones would slow each other down."""
+    if real and wanted not in (None, 1):
+        rule, fix = "real runs come one after the other", "Leave --jobs away."
+        raise ConfigError("--jobs", f"got {wanted} with --real", rule, fix)
+    return 1 if real else wanted or len(os.sched_getaffinity(0))
+
+
 def _write_report(folder: Path) -> None:
-    """Write report.html of a comparison: `report/` has the function, to be called from here."""
+    """Write report.html of a comparison: here `report/` will be called."""
 
 
 def _check_jobs(plan: Plan) -> None:

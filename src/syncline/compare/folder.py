@@ -127,6 +127,7 @@ class Comparison:
                 cells = [c for by in self.results.cells.values() for c in by.values()]
                 self._run_all("comparing", cells, progress)
             finally:
+                remove_partials(self.folder / CELLS)  # of runs that were ended
                 summary = self._write()
             return summary
 

@@ -111,6 +111,13 @@ class Plan:
             sets.append(f"run.evaluate_every={self.evaluates_every // batch}")
         job = _job_of(self.study, place, [*sets, *settings])
         try:
+            if self.clock == "virtual" and job.strategy.own.splits_layers:
+                raise ConfigError(
+                    f"strategy.{job.strategy.name}",
+                    "layers split over ranks",
+                    "the arithmetic of a virtual rank is done a whole shard at a time",
+                    "Compare it with --real, or leave it away.",
+                )
             job, cluster = self._on_cluster(job, place.ranks)
         except ConfigError as error:
             raise _at(place, error) from None
