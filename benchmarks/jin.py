@@ -95,8 +95,8 @@ def found_of(summary: dict[str, Any]) -> Iterator[str]:
         yield f"**Not complete: {cells['missing']} of {cells['wanted']} runs are missing.**\n"
     seeds = ", ".join(map(str, summary["seeds"]))
     yield (
-        f"{cells['done']} runs of {summary['samples']} samples with seeds {seeds}; {cells['failed']}"
-        f" failed. {summary['tune']} settings were tried for each strategy, number of ranks and"
+        f"{cells['done']} runs of {summary['samples']} samples with seeds {seeds};"
+        f" {cells['failed']} failed. {summary['tune']} settings were tried for each strategy, number of ranks and"
         f" grid. Syncline {summary['syncline']}."
     )
     grid = summary["tables"][0]["grid"]
@@ -119,7 +119,8 @@ def found_of(summary: dict[str, Any]) -> Iterator[str]:
     for table in summary["tables"]:
         yield from _table(summary, table)
     for one in summary["failed"]:
-        yield f"\nFailed: {one['variant']} on {one['ranks']} ranks, seed {one['seed']}: {one['why']}"
+        where = f"{one['variant']} on {one['ranks']} ranks, seed {one['seed']}"
+        yield f"\nFailed: {where}: {one['why']}"
 
 
 def _all_ranks(summary: dict[str, Any]) -> list[int]:
