@@ -96,8 +96,8 @@ def found_of(summary: dict[str, Any]) -> Iterator[str]:
     seeds = ", ".join(map(str, summary["seeds"]))
     yield (
         f"{cells['done']} runs of {summary['samples']} samples with seeds {seeds};"
-        f" {cells['failed']} failed. {summary['tune']} settings were tried for each strategy, number of ranks and"
-        f" grid. Syncline {summary['syncline']}."
+        f" {cells['failed']} failed. {summary['tune']} settings were tried for each strategy,"
+        f" number of ranks and grid. Syncline {summary['syncline']}."
     )
     grid = summary["tables"][0]["grid"]
     for table in summary["tables"]:
