@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import importlib.metadata
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from syncline import __version__
 from syncline.cluster import PRESETS, Cluster, cluster_of, conditions_of
 from syncline.cluster_facts import ClusterFacts
 from syncline.cluster_file import find_cluster
@@ -28,6 +28,11 @@ from syncline.errors import ConfigError
 Clock = Literal["virtual", "wall"]
 _LEFT_OUT = ("ranks", "checkpoint_every", "evaluate_every", "out", "epochs")
 """Settings of [run] that a comparison sets itself."""
+
+
+def version() -> str:
+    """Return the version of this package."""
+    return importlib.metadata.version("syncline")
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Cell:
     @cached_property
     def id(self) -> str:
         about = {
-            "syncline": __version__,
+            "syncline": version(),
             "clock": self.clock,
             "job": job_to_toml(self.job),
             "cluster": self.cluster.to_dict() if self.clock == "virtual" else None,

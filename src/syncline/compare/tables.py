@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from syncline import __version__
 from syncline.compare import winners
 from syncline.compare.cell import Found, Point
 from syncline.compare.curves import ends_at, spread, time_to
-from syncline.compare.grid import Cell, Place, Plan
+from syncline.compare.grid import Cell, Place, Plan, version
 from syncline.compare.study import TUNING_SEED, study_to_toml
 from syncline.compare.tuning import KEYS, Trial
 from syncline.config import job_to_toml
@@ -92,7 +91,7 @@ def summary_of(results: Results) -> dict[str, Any]:
     return {
         "format": "syncline-compare",
         "version": 1,
-        "syncline": __version__,
+        "syncline": version(),
         "name": compare.name,
         "clock": plan.clock,
         "target": compare.target,
