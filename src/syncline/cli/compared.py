@@ -98,7 +98,7 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console) -> No
 def _print_rows(summary: dict[str, Any], table: dict[str, Any], console: Console) -> None:
     target = summary["target"]
     to_target = [] if target is None else [f"s to {target:g}", "reached"]
-    shown = Table("ranks", "strategy", "settings", *to_target, "accuracy", "seconds", "samples/s")
+    shown = Table("ranks", "strategy", "lr", *to_target, "accuracy", "seconds", "samples/s")
     for row in table["rows"]:
         final, reached = row["final"], row["to_target"]
         times = []
@@ -109,18 +109,21 @@ def _print_rows(summary: dict[str, Any], table: dict[str, Any], console: Console
         shown.add_row(
             ranks,
             row["variant"],
-            f"lr {lr:g}" if lr is not None else "",
+            f"{lr:g}" if lr is not None else "",
             *times,
             _spread(final["accuracy"]),
-            _spread(final["time_s"]),
-            _spread(row["samples_per_s"]),
+            _mean(final["time_s"]),
+            _mean(row["samples_per_s"]),
         )
     console.print(shown)
 
 
 def _spread(one: dict[str, Any]) -> str:
-    if one["mean"] is None:
-        return "-"
-    if one["least"] == one["most"]:
-        return f"{one['mean']:.4g}"
-    return f"{one['mean']:.4g} ({one['least']:.4g} to {one['most']:.4g})"
+    """Return a mean, and below it the least and the most."""
+    if one["mean"] is None or one["least"] == one["most"]:
+        return _mean(one)
+    return f"{_mean(one)}\n{one['least']:.4g} to {one['most']:.4g}"
+
+
+def _mean(one: dict[str, Any]) -> str:
+    return "-" if one["mean"] is None else f"{one['mean']:.4g}"

@@ -5,6 +5,7 @@ Every rank takes the same number of steps, and evaluating is not counted as time
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -54,6 +55,8 @@ class RealRun:
         found = _found(cell, run, wall_s)
         shutil.rmtree(run)
         job.unlink()
+        with contextlib.suppress(OSError):  # another run's files are there
+            self._folder.rmdir()
         return found
 
 
