@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from syncline.files import write_atomically
 DOCS = Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- found: begin -->", "<!-- found: end -->"
 REFERENCE = "synchronous"
+_WIDTH = 118
 _SHOWN = (8, 128)
 """Ranks of the plots of accuracy against time."""
 
@@ -114,8 +116,8 @@ def found_of(summary: dict[str, Any]) -> Iterator[str]:
         words = {one["ranks"]: one["by_time"]["words"] for one in table["winners"]}
         row = [words.get(ranks, "") for ranks in _all_ranks(summary)]
         yield f"| {table['grid']} | {table['scenario']} | " + " | ".join(row) + " |"
-    for name, text in summary["rules"].items():
-        yield f"\n{name.capitalize()}: {text}"
+    for text in summary["rules"].values():
+        yield "\n" + textwrap.fill(text, _WIDTH)
     for table in summary["tables"]:
         yield from _table(summary, table)
     for one in summary["failed"]:
@@ -142,7 +144,10 @@ def _table(summary: dict[str, Any], table: dict[str, Any]) -> Iterator[str]:
         cells = [ranks, row["variant"], _tried(row), _spread(target["time_s"], ".3g")]
         cells += [f"{target['reached']} of {target['of']}"]
         cells += [_spread(row["final"]["accuracy"], ".4f"), _spread(row["final"]["time_s"], ".3g")]
-        cells += [_spread(row["samples_per_s"], ".3g"), f"{shared['least']} to {shared['most']}"]
+        cells += [
+            f"{row['samples_per_s']['mean'] or 0:.0f}",
+            f"{shared['least']} to {shared['most']}",
+        ]
         yield "| " + " | ".join(cells) + " |"
 
 
@@ -150,7 +155,7 @@ def _tried(row: dict[str, Any]) -> str:
     lr = f"{row['settings']['optimizer.lr']:g}"
     if row["tuning"] is None:
         return f"{lr} (not tuned)"
-    tried = [one["settings"].get("optimizer.lr", "as it is") for one in row["tuning"]["tried"]]
+    tried = (f"{one['settings']['optimizer.lr']:g}" for one in row["tuning"]["tried"])
     return f"{lr} of {', '.join(tried)}"
 
 

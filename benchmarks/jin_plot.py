@@ -97,8 +97,12 @@ class _Frame:
                 ends = f"M{at:.1f} {self.y(least):.1f}V{self.y(most):.1f}"
                 yield f'<path d="{ends}" stroke="{colour}" stroke-width="1.2"/>'
         x, y = self.x(line[-1][0]), self.y(line[-1][1])
-        yield f'<path d="M{x + 2:.1f} {y:.1f}L{x + 14:.1f} {label_y:.1f}" {style}/>'
-        yield f'<text x="{x + 18:.1f}" y="{label_y + 4:.1f}">{escape(name)}</text>'
+        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>'
+        left = WIDTH - LABELS + 8
+        thin = f'stroke="{colour}" fill="none" stroke-width="0.7"'
+        yield f'<path d="M{x + 3:.1f} {y:.1f}L{left} {label_y:.1f}" {thin}/>'
+        yield f'<path d="M{left} {label_y:.1f}h22" {style}/>'
+        yield f'<text x="{left + 27}" y="{label_y + 4:.1f}">{escape(name)}</text>'
 
 
 def _ticks(edges: tuple[float, float]) -> list[float]:

@@ -52,8 +52,7 @@ def check_summary(summary, rows):
         assert [one["is_chosen"] for one in tried].count(True) == 1
         assert tried[0]["words"] == "as it is"
         (chosen,) = (one for one in tried if one["is_chosen"])
-        if chosen["settings"]:
-            assert row["settings"]["optimizer.lr"] == float(chosen["settings"]["optimizer.lr"])
+        assert row["settings"]["optimizer.lr"] == chosen["settings"]["optimizer.lr"]
         # The last rows of its runs are the figures at the end.
         last = {
             one["seed"]: float(one["accuracy"])

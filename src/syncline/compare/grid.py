@@ -61,6 +61,7 @@ class Cell:
     def id(self) -> str:
         about = {
             "syncline": version(),
+            "torch": importlib.metadata.version("torch"),
             "clock": self.clock,
             "job": job_to_toml(self.job),
             "cluster": self.cluster.to_dict() if self.clock == "virtual" else None,

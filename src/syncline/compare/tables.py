@@ -230,7 +230,7 @@ def _tuning(results: Results, place: Place) -> dict[str, Any] | None:
     target = results.plan.compare.target
     tried = [
         {
-            "settings": dict(one.split("=", 1) for one in trial.settings),
+            "settings": {"optimizer.lr": cell.job.optimizer.lr},
             "words": trial.words,
             "time_to_target_s": None if target is None else time_to(found.points, target, "time_s"),
             "accuracy": ends_at(found, "accuracy"),
