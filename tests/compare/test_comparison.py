@@ -7,11 +7,12 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from command import Started
-from comparing import ALL, compare, plan_of, write_study
+from comparing import ALL, JOB, compare, plan_of, write_study
 from syncline.compare.cell import Found, Point
 from syncline.compare.study import read_study, study_to_toml
 from syncline.errors import ConfigError
@@ -86,6 +87,44 @@ def test_a_comparison_that_was_killed_goes_on(tmp_path):
     assert not list(out.glob("cells/.*"))
 
 
+def test_ctrl_c_leaves_no_process_and_the_tables_of_what_has_ended(tmp_path):
+    study, out = write_study(tmp_path, ("synchronous", "gossip", "local")), tmp_path / "out"
+    started = Started("compare", str(study), "--out", str(out), "--jobs", "2", traced=False)
+    until = time.monotonic() + 30
+    while len(list(out.glob("cells/*.json"))) < 2 and time.monotonic() < until:
+        time.sleep(0.002)
+    children = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
+    started.send_signal(signal.SIGINT)
+    assert started.wait() == 130
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    assert not list(out.glob("cells/.*")) + list(out.glob(".lock"))
+    summary = json.loads((out / "summary.json").read_text())
+    done = len(list(out.glob("cells/*.json")))
+    assert summary["cells"] == {"wanted": 12, "done": done, "failed": 0, "missing": 12 - done}
+    assert summary["is_complete"] == (done == 12)
+
+
+@pytest.mark.processes
+def test_real_runs_have_the_same_files(tmp_path):
+    path, out = tmp_path / "job.toml", tmp_path / "out"
+    path.write_text(JOB)
+    more = ("--strategies", "synchronous", "--ranks", "2", "--seeds", "1", "--real")
+    started = Started("compare", str(path), *more, "--out", str(out), traced=False)
+    _, said = started.communicate(60.0)
+    assert started.returncode == 0, said
+    rows = rows_of(out)
+    assert [row["samples"] for row in rows] == [str(24 * step) for step in range(1, 21)]
+    times = [float(row["time_s"]) for row in rows]
+    assert times[0] > 0
+    assert times == sorted(times)
+    assert [bool(row["sent_bytes"]) for row in rows] == [False] * 19 + [True]
+    assert all(0 <= float(row["accuracy"]) <= 1 for row in rows)
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["clock"] == "wall"
+    assert summary["tables"][0]["rows"][0]["samples_by_rank"] == {"least": 240, "most": 240}
+    assert not (out / "runs").exists()
+
+
 def test_a_folder_takes_more_of_the_same_job(tmp_path):
     out = tmp_path / "out"
     compare(write_study(tmp_path), out)
@@ -126,7 +165,7 @@ def test_a_run_that_fails_is_said_and_the_others_are_compared(tmp_path):
     assert (by_time["first"], by_time["others"][0]["why"]) == ("synchronous", "reached 1 of 2")
 
 
-def mistake(tmp_path, *arguments, job=None, out="out"):
+def mistake(tmp_path, *arguments, job=JOB, out="out"):
     path = tmp_path / "job.toml"
     if job is None:
         from comparing import JOB as job

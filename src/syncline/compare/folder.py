@@ -171,7 +171,10 @@ class Comparison:
             self.results.found[cell.id] = found
 
     def _write(self) -> dict[str, Any]:
-        """Write points.csv and summary.json."""
+        """Write points.csv and summary.json, of all runs that have ended."""
+        for by_seed in self.results.cells.values():
+            for cell in by_seed.values():
+                self._read(cell)
         summary = summary_of(self.results)
         text = json.dumps(summary, indent=1, allow_nan=False) + "\n"
         for name, data in ((POINTS, points_csv(self.results)), (SUMMARY, text)):
