@@ -11,7 +11,7 @@ or virtual) and the way messages are sent; a strategy does not know them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -254,6 +254,15 @@ class WholeValues(NamedTuple):
     buffers: torch.Tensor
 
 
+class Held(NamedTuple):
+    """Elements `low` to `high` of a bucket; where several ranks hold them, their mean counts."""
+
+    low: int
+    high: int
+    values: torch.Tensor
+    weight: float = 1.0
+
+
 class Whole(Protocol):
     """The parameters that represent a run whose ranks hold different ones.
 
@@ -262,6 +271,9 @@ class Whole(Protocol):
 
     def gather(self, *, is_wanted: bool) -> WholeValues | None:
         """Return the values; None if not `is_wanted`. Every rank that is not gone calls it."""
+
+    def held(self, bucket: Bucket) -> Iterator[Held]:
+        """Yield what this rank holds of a bucket now. It waits for nobody, and nothing changes."""
 
     def gather_state(self, *, is_wanted: bool) -> State | None:
         """Return the whole optimizer state; None: each rank has its own. Every rank calls it."""

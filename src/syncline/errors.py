@@ -41,7 +41,7 @@ class ConfigError(SynclineError):
 
     def __init__(self, key: str, found: str, rule: str, fix: str) -> None:
         super().__init__(f"{key}: {found}, but {rule}. {fix}")
-        self.key = key
+        self.key, self.found, self.rule, self.fix = key, found, rule, fix
 
 
 class CheckpointError(SynclineError):

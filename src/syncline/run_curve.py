@@ -13,9 +13,8 @@ from typing import Any
 from syncline.config import printable
 from syncline.errors import ConfigError
 from syncline.files import explained
-from syncline.run_folder import JOB, METRICS, SUMMARY, finite
+from syncline.run_folder import EVALUATIONS, JOB, METRICS, SUMMARY, finite
 
-EVALUATIONS = "evaluations.jsonl"
 MOST_POINTS = 400
 """A curve has no more points than a picture can show."""
 

@@ -2,6 +2,7 @@
 
 job.toml               the job as it is run, everything automatic filled in
 metrics.jsonl          a line per step
+evaluations.jsonl      a line per evaluation
 summary.json           the result
 checkpoints/           what --resume starts from
 checkpoints/rank-N/    rank N's own parameters and state, with strategies that need them to resume
@@ -28,6 +29,7 @@ from syncline.files import explained, make_folder, remove_partials, write_atomic
 from syncline.result import RunResult
 
 JOB, METRICS, SUMMARY, CHECKPOINTS = "job.toml", "metrics.jsonl", "summary.json", "checkpoints"
+EVALUATIONS = "evaluations.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +147,10 @@ def remove_summary(folder: Path, steps: int) -> None:
 
 
 class Metrics:
-    """metrics.jsonl, for the rank that writes it."""
+    """metrics.jsonl, or another file with a line per step, for the rank that writes it."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / METRICS
+    def __init__(self, folder: Path, name: str = METRICS) -> None:
+        self._path = folder / name
         self._last_step: int | None = None
 
     def append(self, line: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What the rank that writes the run folder writes of each step: metrics.jsonl, and loggers."""
+"""What the rank that writes the run folder says of steps and evaluations, there and to loggers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from syncline.config import Job
+from syncline.evaluation_log import EvaluationLog
 from syncline.loggers.log import Log
 from syncline.run_folder import Metrics
 
@@ -17,14 +18,16 @@ class RunLog:
     """The metrics of a run. Loggers get what metrics.jsonl gets, and evaluations."""
 
     def __init__(self, folder: Path, job: Job, say: Callable[[str], None] | None) -> None:
-        self._metrics = Metrics(folder)
+        self._metrics, self._evaluations = Metrics(folder), EvaluationLog(folder)
+        self.begin, self.apart = self._evaluations.begin, self._evaluations.apart
         self._log = Log(
             *job.run.log, config=settings_of(job), title=folder.name, folder=folder, say=say
         )
 
     def keep_until(self, step: int) -> None:
-        """Drop what metrics.jsonl has of later steps, which a resumed run takes again."""
+        """Drop what the files have of later steps, which a resumed run takes again."""
         self._metrics.keep_until(step)
+        self._evaluations.keep_until(step)
 
     def append(self, line: dict[str, Any]) -> None:
         """Add the line of a step, unless there is one."""
@@ -33,6 +36,7 @@ class RunLog:
 
     def evaluated(self, step: int, loss: float, accuracy: float | None) -> None:
         """Add what an evaluation found."""
+        self._evaluations.append(step, loss, accuracy)
         self._log.write(step, test_loss=loss, accuracy=accuracy)
 
     def close(self, *, failed: bool = False) -> None:

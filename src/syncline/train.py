@@ -179,7 +179,7 @@ class _Run:
     def _loop(self) -> Summary:
         job, replica = self.job, self.replica
         self.model.train()
-        started = time.perf_counter()
+        started = self.log.begin()
         loss: float | None = None
         steps = range(self.start, self.total)
         self.input.begin((step, shard) for step in steps for shard in replica.my_shards)
@@ -357,10 +357,10 @@ class _Run:
             return None, None
         self.ranks.show_phase("evaluate")
         how = self.shared_evaluation.evaluate if is_shared else evaluate_alone
-        with self.tracing.task("evaluate", step - 1):
+        with self.tracing.task("evaluate", step - 1), self.log.apart():
             loss, accuracy = how(self.model, self.data.test, self.loss)
         self.progress.evaluated(step, loss, accuracy)
-        if is_wanted:
+        if is_wanted and self.ranks.writes_folder:
             self.log.evaluated(step, loss, accuracy)
         return loss, accuracy
 

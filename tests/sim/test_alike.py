@@ -18,7 +18,7 @@ from syncline.sim.run import simulate
 from syncline.strategies import Hybrid, HybridSettings, Synchronous, make_strategy
 from syncline.strategies.group_settings import LayeredSettings
 from syncline.strategies.registry import STRATEGIES
-from syncline.strategies.settings import SyncServerSettings
+from syncline.strategies.server_settings import SyncServerSettings
 from worlds import cluster, workload
 
 ALIKE = ("synchronous", "all_reduce", "wait_free", "merged", "layered", "sync_server")

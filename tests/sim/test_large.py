@@ -10,7 +10,8 @@ from syncline.faults import Conditions, Fault, Jitter
 from syncline.sim.run import simulate
 from syncline.strategies import make_strategy
 from syncline.strategies.registry import STRATEGIES
-from syncline.strategies.settings import LocalSettings, ServerSettings
+from syncline.strategies.server_settings import ServerSettings
+from syncline.strategies.settings import LocalSettings
 from worlds import cluster, workload
 
 LAYERS = workload(*((65536 * k, 0.1 * k, 0.2 * k) for k in (1, 2, 4, 3)))

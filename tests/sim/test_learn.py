@@ -126,13 +126,41 @@ def test_where_ranks_hold_different_parameters_what_represents_the_run_is_evalua
     assert sent[-1] == pytest.approx(3 * found.sent_bytes * 6)
 
 
+@pytest.mark.parametrize("name", ["gossip", "elastic", "server", "local"])
+def test_a_watched_run_is_evaluated_as_one_that_ends_there(name):
+    """Compute takes so long that ranks stay in step, and nothing is under way after one.
+
+    Without batch norm: forward of the next step, which has begun, changes its statistics.
+    """
+    sets = ["strategy.shards=", "data.batch=48", "optimizer.warmup_steps=0"]
+    sets += [
+        "model.options={batch_norm=false}",
+        "optimizer.schedule=constant",
+        "run.evaluate_every=2",
+    ]
+    own = LocalSettings(period=2) if name == "local" else None
+    make = functools.partial(make_strategy, name, own)
+    options = {"ranks": 3, "per_machine": 3, "strategy": make, "at_own_pace": True}
+    options["conditions"] = Conditions(slow_ranks=dict.fromkeys(range(3), 1e4))
+    watched = learn(*sets, "run.steps=6", **options)
+    assert [point.samples for point in watched.curve] == [96, 192, 288]
+    for point in watched.curve[:-1]:
+        ended = learn(*sets, f"run.steps={point.step}", **options)
+        assert point.test_loss == pytest.approx(ended.test_loss, rel=1e-6)
+    assert len({point.test_loss for point in watched.curve}) == 3
+    # To watch is free: the run goes on as if nobody had looked.
+    alone = learn(*sets[:-1], "run.evaluate_every=", "run.steps=6", **options)
+    assert alone.weights_sha256 == watched.weights_sha256
+    assert alone.curve[-1] == watched.curve[-1]
+
+
 def test_the_loss_is_the_mean_over_ranks(monkeypatch):
     seen = {}
     original = RankLearner.compute
 
-    def compute(self, rank, step, shard):
-        original(self, rank, step, shard)
-        seen.setdefault(step, []).append(self._losses[0])
+    def compute(self, rank, shard, source):
+        original(self, rank, shard, source)
+        seen.setdefault(source[0], []).append(self._losses[0])
 
     monkeypatch.setattr(RankLearner, "compute", compute)
     sets = ("strategy.shards=", "data.batch=48", "run.steps=3", "optimizer.warmup_steps=0")

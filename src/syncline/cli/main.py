@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import typer
 
+from syncline.cli import compare as compare_command
 from syncline.cli import completion as completion_command
 from syncline.cli import doctor as doctor_command
 from syncline.cli import explain as explain_command
@@ -37,6 +38,7 @@ app.command(
 app.command("simulate", context_settings={"max_content_width": 100})(simulate.simulate)
 app.command("explain", context_settings={"max_content_width": 100})(explain_command.explain)
 app.command("report", context_settings={"max_content_width": 100})(report_command.report)
+app.command("compare", context_settings={"max_content_width": 100})(compare_command.compare)
 app.add_typer(measure.app, name="measure")
 app.command("validate", context_settings={"max_content_width": 100})(validate.validate)
 app.command("verify", context_settings={"max_content_width": 100})(verify.verify)

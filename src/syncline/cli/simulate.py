@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from syncline.cluster_facts import ClusterFacts
     from syncline.perf.explain import Explanation
     from syncline.sim.interval import Interval
-    from syncline.sim.run import Outcome
+    from syncline.sim.outcome import Outcome
     from syncline.workload import Workload
 
 _INTERVAL_S = 30.0

@@ -40,12 +40,25 @@ class Members(Protocol):
     def ranks(self) -> tuple[int, ...]: ...
 
 
+class PeerParts(Sequence[torch.Tensor]):
+    """A part of each peer's memory, cut when it is asked for: most are never."""
+
+    def __init__(self, peers: Sequence[torch.Tensor], start: int, stop: int) -> None:
+        self._peers, self._start, self._stop = peers, start, stop
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def __getitem__(self, position: Any) -> Any:
+        return self._peers[position][self._start : self._stop]
+
+
 @dataclass(eq=False)
 class Memory:
     """Flat memory of one rank. `peers[position]` is that peer's memory; None over a network."""
 
     mine: torch.Tensor
-    peers: tuple[torch.Tensor, ...] | None = None
+    peers: Sequence[torch.Tensor] | None = None
     is_common: bool = False
     owner: Members | None = field(default=None, repr=False)
     """The group that allocated it; `peers` is in the order of its positions."""
@@ -55,7 +68,7 @@ class Memory:
     """How many allocations came before it in its group: the same on all ranks."""
 
     def part(self, start: int, stop: int) -> Memory:
-        peers = self.peers and tuple(peer[start:stop] for peer in self.peers)
+        peers = self.peers and PeerParts(self.peers, start, stop)
         origin = self.origin and (self.origin[0], self.origin[1] + start)
         mine = self.mine[start:stop]
         return Memory(mine, peers, self.is_common, self.owner, origin, self.number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import tomllib
 from collections.abc import Sequence
@@ -24,19 +25,24 @@ def read_job(path: str | Path, sets: Sequence[str] = ()) -> Job:
     A value is TOML, or a bare word taken as text. An empty value removes the key from the job.
     `run.steps` removes the file's `run.epochs`, and the other way round.
     """
-    return parse_job(_read_text(Path(path)), source=str(path), sets=sets)
+    return parse_job(read_text(Path(path)), source=str(path), sets=sets)
 
 
 def parse_job(text: str, source: str = "the job", sets: Sequence[str] = ()) -> Job:
     """Read a job from TOML text. `source` is the name of the text in errors."""
-    raw = _parse_toml(text, source)
+    return job_of_tables(parse_tables(text, source), source, sets)
+
+
+def job_of_tables(tables: dict[str, Any], source: str, sets: Sequence[str] = ()) -> Job:
+    """Read a job from the tables of a TOML file, which are not changed."""
+    raw = copy.deepcopy(tables)
     from_sets = _apply_sets(raw, sets)
     job = _job_from(raw, source, from_sets)
     job.check()
     return job
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
     key = printable(path)
     fix = "Give the path of a TOML file, such as examples/digits.toml."
     if path.suffix == ".py":
@@ -63,7 +69,8 @@ def _read_text(path: Path) -> str:
         ) from None
 
 
-def _parse_toml(text: str, source: str) -> dict[str, Any]:
+def parse_tables(text: str, source: str) -> dict[str, Any]:
+    """Return the tables of a TOML text."""
     fix = 'Settings look like this: a line [run], below it lines such as steps = 100 or out = "x".'
     try:
         return tomllib.loads(text)

@@ -20,7 +20,7 @@ from syncline.config import ClusterSettings, Job, printable
 from syncline.errors import ConfigError
 from syncline.sim.interval import Interval, find_interval
 from syncline.sim.job import STEPS, find_workload, simulate_job, with_choices
-from syncline.sim.run import Outcome
+from syncline.sim.outcome import Outcome
 from syncline.workload import Workload
 
 

@@ -15,7 +15,7 @@ from syncline.config import Job
 if TYPE_CHECKING:
     from syncline.perf.explain import Explanation
     from syncline.sim.interval import Interval
-    from syncline.sim.run import Outcome
+    from syncline.sim.outcome import Outcome
 
 _MOST_DOUBTS = 3
 """How many facts are named that make an interval wide."""

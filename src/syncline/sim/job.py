@@ -24,7 +24,8 @@ from syncline.perf.trace import Trace
 from syncline.recipe import build_model, describe_data
 from syncline.sim.groups_choice import best_of, candidates, table_of
 from syncline.sim.learn import Learning
-from syncline.sim.run import Outcome, simulate
+from syncline.sim.outcome import Outcome
+from syncline.sim.run import simulate
 from syncline.strategies import HybridSettings, make_strategy
 from syncline.workload import Workload
 
@@ -41,13 +42,14 @@ def simulate_job(
     workload: Workload | None = None,
     traces: bool = False,
     on_step: Callable[[int], None] = lambda step: None,
+    at_own_pace: bool = False,
 ) -> Outcome:
     """Return how a resolved job would run on a cluster.
 
     With `learns` the ranks compute on the job's data, for all of the job's steps; otherwise only
     sizes are simulated, for `steps` steps, and nothing is loaded. `workload` is None to count the
     model's operations (`find_workload`). `traces` asks for a trace. `on_step` is called after every
-    step of rank 0.
+    step of rank 0. `at_own_pace`: see `simulate`.
     """
     settings, bucket_bytes = job.strategy, job.strategy.bucket_bytes
     assert settings.shards is not None
@@ -81,6 +83,7 @@ def simulate_job(
         clips=job.optimizer.clip_norm is not None,
         traces=traces,
         on_step=on_step,
+        at_own_pace=at_own_pace,
     )
     found = dataclasses.replace(found, choice=choice)
     if found.trace is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -29,6 +30,7 @@ from syncline.engine.told_settings import flatten, told_to_servers
 from syncline.evaluation import evaluate_alone
 from syncline.losses import loss_of
 from syncline.recipe import Order, build_model, build_optimizer, load_data, set_learning_rate
+from syncline.sim.course import Source
 from syncline.sim.rank import VirtualRank
 
 
@@ -91,15 +93,15 @@ class Learning:
         if shards:
             self._losses.setdefault(step, {})[tuple(shards)] = loss
 
-    def losses(self) -> list[float]:
-        """Return the mean loss of each step, over the shards of all ranks that took it."""
-        found: list[float] = []
-        for _, by_shards in sorted(self._losses.items()):
+    def losses(self) -> dict[int, float]:
+        """Return the mean loss of each step of the run, over all shards that were computed."""
+        found: dict[int, float] = {}
+        for step, by_shards in sorted(self._losses.items()):
             if len(by_shards) == 1:
-                found += by_shards.values()  # as it is: a mean could change its last bit
+                (found[step],) = by_shards.values()  # as it is: a mean could change its last bit
             else:
                 total = math.fsum(len(shards) * loss for shards, loss in by_shards.items())
-                found.append(total / sum(map(len, by_shards)))
+                found[step] = total / sum(map(len, by_shards))
         return found
 
     def evaluate(self) -> tuple[float | None, float | None]:
@@ -116,7 +118,8 @@ class RankLearner:
         self._learning = learning
         self._has_gradient: set[int] = set()
         self._norm: Norm | None = None
-        self._step = 0
+        self._entered: deque[tuple[int, tuple[int, ...]]] = deque()
+        """The run's step and shards of each step that was entered and has not ended."""
 
     @property
     def statistics(self) -> Partials | None:
@@ -181,12 +184,12 @@ class RankLearner:
                     tensor.data = mine
         return self._learning.model
 
-    def compute(self, rank: VirtualRank, step: int, shard: int) -> None:
+    def compute(self, rank: VirtualRank, shard: int, source: Source) -> None:
         learning, model = self._learning, self.borrow()
         if shard != self._share.mine[0]:
             with torch.no_grad():
                 self._buffers.begin_shard()
-        images, labels = learning.order.batch_of_shard(learning.data, step, shard)
+        images, labels = learning.order.batch_of_shard(learning.data, *source)
         started = time.perf_counter()
         loss = learning.loss(model(images), labels)
         loss.backward()
@@ -210,7 +213,10 @@ class RankLearner:
         set_learning_rate(learning.optimizer, learning.job.optimizer, step, total)
         return snapshot(learning.optimizer)
 
-    def flags(self) -> list[float]:
+    def flags(self, step: int, sources: Sequence[Source]) -> list[float]:
+        is_alone = len(self._share.step.comm.ranks) == 1
+        shards = tuple(shard for _, shard in sources) if is_alone else self._share.step.shards
+        self._entered.append((step, shards))
         with_gradient, self._has_gradient = self._has_gradient, set()
         settings = snapshot(self._learning.optimizer)
         self.borrow()
@@ -240,8 +246,7 @@ class RankLearner:
         Other ranks may borrow the model while this rank waits for a broadcast.
         """
         loss = statistics.fmean(self._flags.losses)
-        self._learning.note_loss(self._step, self._share.step.shards, loss)
-        self._step += 1
+        self._learning.note_loss(*self._entered.popleft(), loss)
         self.borrow()
         for _ in self._buffers.end_step(comm, others_changed):
             self.borrow()

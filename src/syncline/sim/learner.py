@@ -10,6 +10,7 @@ import torch
 from syncline.comm.base import Communicator, Partials
 from syncline.contract import ParamGroups, WholeValues
 from syncline.engine.bucket import Bucket, StripOptimizer
+from syncline.sim.course import Source
 
 if TYPE_CHECKING:
     from syncline.sim.rank import VirtualRank
@@ -30,17 +31,20 @@ class Learner(Protocol):
     ) -> StripOptimizer:
         """Return the optimizer of a strip."""
 
-    def compute(self, rank: VirtualRank, step: int, shard: int) -> None:
-        """Run forward and backward of one shard; leave the gradients in the buckets."""
+    def compute(self, rank: VirtualRank, shard: int, source: Source) -> None:
+        """Run forward and backward of one shard, on these samples; leave gradients in buckets."""
 
     def flat_buffers(self) -> torch.Tensor:
         """Return a copy of all buffers, flat."""
 
     def settings(self, step: int) -> ParamGroups:
-        """Return the optimizer's settings in a step."""
+        """Return the optimizer's settings in a step of the run."""
 
-    def flags(self) -> list[float]:
-        """Return this rank's flags of a step: see `engine/flags.py`."""
+    def flags(self, step: int, sources: Sequence[Source]) -> list[float]:
+        """Return this rank's flags of a step of the run: see `engine/flags.py`.
+
+        `sources` are the samples that this rank has computed on in it.
+        """
 
     def clip(self, rank: VirtualRank) -> None:
         """Clip the gradient, on the comm lane."""

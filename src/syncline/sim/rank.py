@@ -7,13 +7,14 @@ the moment when forward reads its last bucket.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from syncline.comm.virtual import VirtualWorld
 from syncline.contract import (
+    Held,
     ParamGroups,
     Saved,
     Strategy,
@@ -32,6 +33,8 @@ from syncline.perf.pace import RankSteps
 from syncline.perf.recorder import Recorder
 from syncline.sim.alike import largest_strip
 from syncline.sim.compute import Compute
+from syncline.sim.course import Course, Source, Turn
+from syncline.sim.evaluation import RankEvaluation, Watch
 from syncline.sim.input import VirtualInput
 from syncline.sim.lane import VirtualLane
 from syncline.sim.learner import Learner
@@ -55,6 +58,8 @@ class VirtualRank:
         slots: Sequence[Slot],
         learner: Learner | None,
         recorder: Recorder | None,
+        course: Course,
+        watch: Watch | None = None,
     ) -> None:
         """`slots` are by number. Tasks are recorded if there is a recorder."""
         self.rank = number
@@ -76,10 +81,10 @@ class VirtualRank:
         """The parameters that represent the run, if ranks hold different ones."""
         self.gathered_s = 0.0
         """When they were gathered: what ranks had sent by then has arrived."""
-        self.sent_bytes_at: dict[int, int] = {}
-        """Bytes that this rank had sent in steps, by the number of steps after evaluations."""
-        self._evaluates_at: int | None = None
-        """How many steps were taken, if an evaluation waits until all parameters are there."""
+        self.evaluation = RankEvaluation(self, watch)
+        self._course = course
+        self._last_bytes: int | None = None
+        """Bytes sent in steps, once all are taken."""
         self.on_step: Callable[[int], None] = lambda step: None
         self.share = Share(setting.plan, self.comm)
         self._sizes_only: SizesOnly | None = None
@@ -188,29 +193,49 @@ class VirtualRank:
             for step in range(setting.steps):
                 self._serve_step(step)
                 if setting.is_evaluated(step + 1):
-                    self._note_bytes(step + 1)
+                    self.evaluation.note_bytes(step + 1)
         elif not self.share.mine:
-            for done in filter(setting.is_evaluated, range(setting.steps)):
-                self._evaluate_whole(done)
-        for step in range(setting.steps if self.share.mine else 0):
+            self.evaluation.serve()
+        turns = self._course.turns(self.rank) if self.share.mine else iter(())
+        for turn in turns:
+            step, self.total_steps = turn.number, turn.total
             if conditions.dies(self.rank, step):
+                del turns, turn  # what this rank does not compute is for others
                 self._lane.stop()
                 self.world.die(self._me, f" (died at step {step})")
                 return
             pause_s = conditions.pause_s(self.rank, step)
             if pause_s:
                 self._spend("pause", -1, step, pause_s)
-            self._compute(step, conditions.factor(self.rank, step))
-            self._step(step)
+            self._compute(turn, conditions.factor(self.rank, step))
+            self._step(step, turn.sources)
             self.step_ends_s.append(self._clock.now_s)
             self.on_step(step + 1)
-            if setting.is_evaluated(step + 1):
-                self._evaluate_whole(step + 1)
-        self._wait_for_all()
-        self.ended_s = self._clock.now_s
+            self.evaluation.end_step(step + 1, len(turn.sources))
+        self.wait_for_all()
+        self.ended_s, self._last_bytes = self._clock.now_s, self.step_bytes
         if self.learner is not None and self._whole is not None:
-            self.whole = self._gather(setting.steps)
+            self.whole = self.gather(setting.steps)
             self.gathered_s = self._clock.now_s
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._me.died
+
+    @property
+    def has_own(self) -> bool:
+        """Whether this rank's parameters do not represent the run."""
+        return self._whole is not None
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that this rank has sent in steps until now."""
+        return self.comm.traffic.step_bytes if self._last_bytes is None else self._last_bytes
+
+    def held(self, bucket: int) -> Iterator[Held]:
+        """Yield what this rank holds now of a bucket's values that represent the run."""
+        assert self._whole is not None
+        return self._whole.held(self.buckets[bucket])
 
     @property
     def waited_s(self) -> float:
@@ -219,7 +244,7 @@ class VirtualRank:
 
     def pace(self, samples: int) -> RankSteps:
         """Return when this rank's steps ended; `samples` are those of a shard."""
-        is_whole = len(self.step_ends_s) == self.setting.steps
+        is_whole = self._last_bytes is not None
         mine = samples * len(self.share.mine)
         return RankSteps(self.began_s, self.step_ends_s, mine, is_whole)
 
@@ -227,12 +252,12 @@ class VirtualRank:
         """Return the strategy's figures for the run's summary, as plain data."""
         return {} if self._whole is None else self._whole.report()
 
-    def _wait_for_all(self) -> None:
+    def wait_for_all(self) -> None:
         for bucket in self.buckets:
             if bucket.is_in_flight:
                 self.steps.wait(bucket)
 
-    def _gather(self, done: int) -> WholeValues | None:
+    def gather(self, done: int) -> WholeValues | None:
         """Gather the parameters that represent the run, on the rank that evaluates them."""
         found: list[WholeValues | None] = []
 
@@ -245,33 +270,6 @@ class VirtualRank:
             self._lane.drain()
         return found[0]
 
-    def _evaluate_whole(self, done: int) -> None:
-        """Evaluate as a real run does: if ranks hold different parameters, all of them meet.
-
-        If they hold the same, nothing is waited for: when the next forward has read the last
-        bucket, this rank has all of them (`_evaluate_own`).
-        """
-        if self.learner is None:
-            return
-        if self._whole is None:
-            self._evaluates_at = done
-            return
-        self._wait_for_all()
-        self._note_bytes(done)
-        whole = self._gather(done)
-        if whole is not None:
-            self.learner.evaluate(self, done, whole)
-
-    def _evaluate_own(self) -> None:
-        done, self._evaluates_at = self._evaluates_at, None
-        if done is not None and self.learner is not None:
-            self._note_bytes(done)
-            if self.rank == self.setting.evaluator(done):
-                self.learner.evaluate(self, done, None)
-
-    def _note_bytes(self, done: int) -> None:
-        self.sent_bytes_at[done] = self.comm.traffic.step_bytes
-
     def _wait_for_input(self, step: int) -> None:
         """Wait until the next shard's batch is loaded."""
         if self.setting.loading.input_s:
@@ -280,19 +278,19 @@ class VirtualRank:
                 self.input_waited_s += wait_s if step else 0.0
                 self._spend("input", -1, step, wait_s)
 
-    def _compute(self, step: int, factor: float) -> None:
+    def _compute(self, turn: Turn, factor: float) -> None:
         """Run forward and backward of every shard; send buckets as the last shard finishes them."""
-        mine = self.share.mine
-        for shard in mine:
+        mine, step = self.share.mine, turn.number
+        for shard, source in zip(mine, turn.sources, strict=True):
             self._wait_for_input(step)
             open_shard(self.buckets, shard)
             for bucket, works in zip(self.buckets, self._works, strict=True):
                 if bucket.is_in_flight:
                     self.steps.wait(bucket)
                 self.compute.forward(bucket.index, step, works, factor)
-            self._evaluate_own()
+            self.evaluation.forward_has_read()
             if self.learner is not None:
-                self.learner.compute(self, step, shard)
+                self.learner.compute(self, shard, source)
             for bucket, works, is_idle in zip(
                 reversed(self.buckets), reversed(self._works), reversed(self._is_idle), strict=True
             ):
@@ -302,7 +300,7 @@ class VirtualRank:
                     if self.layout.overlap:
                         self.steps.send_ready(_no_settings)
 
-    def _step(self, step: int) -> None:
+    def _step(self, step: int, sources: Sequence[Source]) -> None:
         learner = self.learner
         for bucket in self.buckets:
             bucket.untaken = 0
@@ -310,8 +308,9 @@ class VirtualRank:
         if self.setting.clips:
             self._clip()
         if learner is not None:
-            settings = learner.settings(step)
-            flags = learner.flags()
+            of_run = sources[0][0] if sources else step
+            settings = learner.settings(of_run)
+            flags = learner.flags(of_run, sources)
         if self.layout.overlap:
             self.steps.send_ready(_no_settings)
             self.steps.enter(step, flags, settings)
@@ -331,7 +330,7 @@ class VirtualRank:
 
     def _serve_step(self, step: int) -> None:
         """Take part in a step of the other ranks, on a rank that computes nothing."""
-        self._step(step)
+        self._step(step, ())
         for bucket in self.buckets:
             self.steps.wait(bucket)
 

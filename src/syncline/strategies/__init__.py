@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from syncline.strategies.group_settings import HybridSettings, LayeredSettings
 from syncline.strategies.registry import STRATEGIES, make_strategy
+from syncline.strategies.server_settings import ServerSettings, SyncServerSettings
 from syncline.strategies.settings import (
     ElasticSettings,
     GossipSettings,
     LocalSettings,
     MergedSettings,
     OwnSettings,
-    ServerSettings,
-    SyncServerSettings,
 )
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 
 import torch
 
@@ -59,6 +59,18 @@ class Center:
         if number not in self.strips:
             self.strips[number] = self.part(self.vector.memory, number).mine.clone()
         return self.strips[number]
+
+    def held_by(self, position: int) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """Yield the ends in the vector, and the values, of the strips that this rank holds now.
+
+        A strip that it has taken over and that nobody has asked for yet is its own parameters.
+        """
+        for number, owner in self.owners(self.window.gone()).items():
+            if owner == position:
+                values = self.strips.get(number)
+                if values is None:
+                    values = self.part(self.vector.memory, number).mine
+                yield self._cuts[number], self._cuts[number + 1], values
 
     def owners(self, gone: Set[int]) -> dict[int, int]:
         """Return, for each strip that is not empty, the position that holds it now."""

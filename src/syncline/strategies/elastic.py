@@ -14,13 +14,13 @@ forward pass. Workers that are gone do not count: the forces on the center still
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from syncline.comm.base import Communicator
 from syncline.comm.window import Counted, Functions
-from syncline.contract import Model, Plan, Saved, Strategy, UpdateSettings, Whole, World
+from syncline.contract import Held, Model, Plan, Saved, Strategy, UpdateSettings, Whole, World
 from syncline.engine.bucket import Bucket
 from syncline.errors import CheckpointError, PeerGone
 from syncline.sizes import Size
@@ -54,6 +54,7 @@ class Elastic(Strategy):
             comm,
             settings,
             collect=self._collect,
+            held=self._held,
             settle=self._settle,
             own_state=self._own_state,
         )
@@ -172,6 +173,18 @@ class Elastic(Strategy):
             for number in center.owners(center.window.gone()):
                 self._read(center, number)
         return center.vector.part(center.moves.mine, bucket).clone()
+
+    def _held(self, bucket: Bucket) -> Iterator[Held]:
+        """Yield the bucket's part of the strips of the center that this rank holds."""
+        if self.comm.size == 1:
+            yield Held(0, bucket.num_elements, bucket.parameters.memory.mine)
+            return
+        center = self._center_of[bucket.index]
+        first = center.vector.start_of(bucket)
+        for low, high, values in center.held_by(self.comm.position):
+            start, stop = max(low, first), min(high, first + bucket.num_elements)
+            if start < stop:
+                yield Held(start - first, stop - first, values[start - low : stop - low])
 
     def _read(self, center: Center, number: int) -> None:
         """Read a strip from the rank that holds it now."""

@@ -21,14 +21,14 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from syncline.comm.base import Communicator
 from syncline.comm.window import Pending
-from syncline.contract import Model, Plan, Saved, Strategy, UpdateSettings, Whole, World
+from syncline.contract import Held, Model, Plan, Saved, Strategy, UpdateSettings, Whole, World
 from syncline.engine.bucket import Bucket
 from syncline.errors import PeerGone
 from syncline.seeds import seed_for
@@ -62,6 +62,7 @@ class Gossip(Strategy):
             comm,
             self.settings,
             collect=self._collect,
+            held=self._held,
             settle=self._settle,
             expose=self._expose,
             own_state=self._own_state,
@@ -163,6 +164,12 @@ class Gossip(Strategy):
             norm = box.mean.double().square().sum().item()
             self._squares[box] = (self._replicas.spread, norm)
         return box.vector.part(box.mean, bucket)
+
+    def _held(self, bucket: Bucket) -> Iterator[Held]:
+        """Yield the bucket's part of this rank's vector, with all that has arrived mixed in."""
+        box = self._box_of[bucket.index]
+        values, weight = box.mixed()
+        yield Held(0, bucket.num_elements, box.vector.part(values, bucket), weight)
 
     def _figures(self) -> dict[str, Any]:
         """Return the distance to consensus: of ranks to their mean, relative to its norm."""

@@ -14,13 +14,13 @@ fixed tree: the same job on the same number of ranks gives the same bits, whatev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from syncline.comm.base import Communicator, Partials, even_cuts
 from syncline.comm.tree import Spread
-from syncline.contract import Model, Plan, Saved, Strategy, UpdateSettings, Whole, World
+from syncline.contract import Held, Model, Plan, Saved, Strategy, UpdateSettings, Whole, World
 from syncline.engine.bucket import Bucket
 from syncline.sizes import Size
 from syncline.strategies.replicas import MeetingReplicas, plan_own_replicas, run_values
@@ -41,7 +41,9 @@ class Local(Strategy):
     def start(self, model: Model, comm: Communicator, saved: Saved) -> Whole:
         self._model = model
         self._outers = [_Outer(comm, bucket, saved) for bucket in model.buckets]
-        return MeetingReplicas(model, comm, collect=self._collect, own_state=self._own_state)
+        return MeetingReplicas(
+            model, comm, collect=self._collect, held=self._held, own_state=self._own_state
+        )
 
     def gradient_ready(self, bucket: Bucket) -> None:
         bucket.comm.reduce_scatter(bucket.gradient)  # the mean over this rank's own shards
@@ -54,6 +56,9 @@ class Local(Strategy):
 
     def _collect(self, bucket: Bucket) -> torch.Tensor:
         return self._outers[bucket.index].collect()
+
+    def _held(self, bucket: Bucket) -> Iterator[Held]:
+        yield self._outers[bucket.index].held()
 
     def _own_state(self) -> dict[str, torch.Tensor]:
         return {outer.key: outer.momentum.clone() for outer in self._outers}
@@ -71,7 +76,7 @@ class _Outer:
         self._sums = Partials([bucket.parameters.memory], cuts, spread, 1 / comm.size)
         self._place = self._sums.strip(comm.position)
         """Where the strip lies in this rank's parameters."""
-        low, high = cuts[comm.position : comm.position + 2]
+        low, high = self._ends = (cuts[comm.position], cuts[comm.position + 1])
         # The outer parameters represented the run.
         self._values = run_values(bucket, saved)[low:high].clone()
         self.momentum = torch.zeros_like(self._values)
@@ -89,6 +94,11 @@ class _Outer:
         self.momentum.mul_(m).add_(gradient)
         self._values.sub_(gradient.add_(self.momentum, alpha=m), alpha=lr)
         self._gather()
+
+    def held(self) -> Held:
+        """Return this rank's strip of the outer parameters."""
+        low, high = self._ends
+        return Held(low, high, self._values)
 
     def collect(self) -> torch.Tensor:
         """Return all outer parameters. Every rank calls it; its own parameters do not change."""

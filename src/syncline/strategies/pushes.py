@@ -45,6 +45,7 @@ class Pushes:
         """The worker's own optimizer, for steps between two pushes."""
         bucket.optimizer = strip.optimizer
         self._terms = strip.terms
+        self.held = strip.held
         places = [Strip(at, at, *cuts[at : at + 2]) for at in own_first(comm)]
         self._targets = Targets(tuple(one for one in places if one.start < one.stop))
         self._pulled = [0] * len(self._targets.strips)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from syncline.errors import ConfigError
 from syncline.strategies.group_settings import HybridSettings, LayeredSettings
+from syncline.strategies.server_settings import ServerSettings, SyncServerSettings
 from syncline.strategies.settings import (
     ElasticSettings,
     FixedSettings,
@@ -19,8 +20,6 @@ from syncline.strategies.settings import (
     LocalSettings,
     MergedSettings,
     OwnSettings,
-    ServerSettings,
-    SyncServerSettings,
 )
 
 if TYPE_CHECKING:

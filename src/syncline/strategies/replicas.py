@@ -9,7 +9,7 @@ now and then: a lost rank ends the run.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from syncline.comm.window import Functions, Window
 from syncline.contract import (
     MOST_FIGURES,
     Family,
+    Held,
     Model,
     Plan,
     Saved,
@@ -92,6 +93,7 @@ class OwnReplicas:
         settings: OwnSettings,
         *,
         collect: Callable[[Bucket], torch.Tensor],
+        held: Callable[[Bucket], Iterator[Held]],
         settle: Callable[[], None] = lambda: None,
         expose: Callable[[], None] | None = None,
         own_state: Callable[[], dict[str, torch.Tensor]] = dict,
@@ -107,6 +109,7 @@ class OwnReplicas:
         self._collect, self._settle, self._expose = collect, settle, expose
         self._own_state = own_state
         self._gather_state = gather_state
+        self.held = held
         self.read_state = read_state
         self._figures = figures
         self._farewell = Meeting(comm, "farewell")
@@ -278,8 +281,8 @@ class MeetingReplicas:
     """A `Whole` (`contract.py`) for ranks that meet in collectives.
 
     `collect` returns a bucket's values that represent the run. Every rank calls it, for all buckets
-    in turn, so it may be a collective. `own_state` copies what a rank keeps besides parameters and
-    optimizer state.
+    in turn, so it may be a collective. `held` is this rank's part of them (`Whole.held`).
+    `own_state` copies what a rank keeps besides parameters and optimizer state.
     """
 
     def __init__(
@@ -288,11 +291,13 @@ class MeetingReplicas:
         comm: Communicator,
         *,
         collect: Callable[[Bucket], torch.Tensor],
+        held: Callable[[Bucket], Iterator[Held]],
         own_state: Callable[[], dict[str, torch.Tensor]] = dict,
     ) -> None:
         """Every rank calls it."""
         self._model = model
         self._comm = comm
+        self.held = held
         self._collect = collect
         self.state = own_state
         self._buffers = small_sum(comm, model.flat_buffers().numel(), torch.float64)

@@ -28,7 +28,7 @@ from syncline.sizes import Size
 from syncline.strategies.pushes import Pushes
 from syncline.strategies.replicas import OwnReplicas, plan_own_replicas
 from syncline.strategies.rule_trial import decay_of_steps, decays_apart
-from syncline.strategies.settings import ServerSettings
+from syncline.strategies.server_settings import ServerSettings
 from syncline.strategies.strip import ServedStrip
 
 
@@ -54,6 +54,7 @@ class Server(Strategy):
             comm,
             self.settings,
             collect=self._collect,
+            held=lambda bucket: self._pushes[bucket.index].held(),
             settle=self._settle,
             own_state=self._own_state,
             gather_state=self._gather_state,

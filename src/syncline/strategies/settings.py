@@ -25,6 +25,9 @@ class OwnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     then depends on the shards alone; if layers are split, on ranks and groups too, by rounding."""
     splits_layers: ClassVar[bool] = False
     """Whether linear layers may be split over ranks."""
+    tuning_exponent: ClassVar[float] = 1.0
+    """A search tries learning rates from the job's to the job's times workers ** this. Gradients
+    of all workers together allow a higher one: with their number, if steps are much shorter."""
 
     @property
     def must_choose(self) -> bool:
@@ -67,6 +70,11 @@ class OwnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """How many steps a rank takes from one exchange to the next."""
         return 1
 
+    @property
+    def goes_at_own_pace(self) -> bool:
+        """Whether ranks may take different numbers of steps: none of them waits for the others."""
+        return False
+
 
 class FixedSettings(OwnSettings, frozen=True, kw_only=True):
     """The strategy itself decides when ranks exchange, and what lies in a bucket."""
@@ -96,6 +104,7 @@ class PeriodicSettings(OwnSettings, frozen=True, kw_only=True):
     """Each rank trains its own replica; ranks exchange every `period` steps."""
 
     is_synchronous: ClassVar[bool] = False
+    tuning_exponent: ClassVar[float] = 0.5  # a rank steps with its own gradient; mixing takes means
 
     period: Period = 1
 
@@ -167,6 +176,10 @@ class GossipSettings(PublishedSettings, frozen=True, kw_only=True):
     early: bool | Literal["auto"] = "auto"
 
     @property
+    def goes_at_own_pace(self) -> bool:
+        return True
+
+    @property
     def wants_early(self) -> bool | Literal["auto"]:
         """`early`, where it has an effect."""
         return False if self.as_published or self.rule == "push" else self.early
@@ -227,6 +240,10 @@ class ElasticSettings(PublishedSettings, frozen=True, kw_only=True):
     early: bool | Literal["auto"] = "auto"
 
     @property
+    def goes_at_own_pace(self) -> bool:
+        return not self.synchronous
+
+    @property
     def wants_early(self) -> bool | Literal["auto"]:
         """`early`, where it has an effect."""
         return False if self.as_published or self.synchronous else self.early
@@ -285,44 +302,3 @@ def check_servers(key: str, servers: int, ranks: int) -> None:
             if ranks > 1
             else "Use 0 for strips on all ranks.",
         )
-
-
-class SyncServerSettings(FixedSettings, frozen=True, kw_only=True):
-    """Which ranks hold the parameters.
-
-    `servers` = 0 spreads strips over all ranks, which compute too; otherwise the last `servers`
-    ranks hold them and compute nothing.
-    """
-
-    servers: Annotated[int, Meta(ge=0, examples=[1])] = 0
-
-    def num_workers(self, ranks: int) -> int:
-        return max(1, ranks - self.servers)
-
-    def check(self, ranks: int) -> None:
-        check_servers("strategy.sync_server.servers", self.servers, ranks)
-
-
-class ServerSettings(PeriodicSettings, frozen=True, kw_only=True):
-    """Which ranks hold the parameters, and how often workers push and pull.
-
-    `servers` = 0 spreads strips over all ranks, which compute too; otherwise the last `servers`
-    ranks hold them and compute nothing. Workers push gradients and pull parameters every `period`
-    steps. A worker more than `max_staleness` steps ahead of the slowest waits; "none" never waits.
-    With `early` the next step begins before the answer to a push has come; the answer is used one
-    step later, so the exchange overlaps compute. "auto" does so across machines.
-    """
-
-    servers: Annotated[int, Meta(ge=0, examples=[1])] = 0
-    max_staleness: Annotated[int, Meta(ge=0, examples=[4])] | Literal["none"] = "none"
-    early: bool | Literal["auto"] = "auto"
-
-    def num_workers(self, ranks: int) -> int:
-        return max(1, ranks - self.servers)
-
-    def may_lose(self, ranks: int) -> range:
-        """Return the workers if there are dedicated servers: ranks with strips must not die."""
-        return range(self.num_workers(ranks) if self.servers else 0)
-
-    def check(self, ranks: int) -> None:
-        check_servers("strategy.server.servers", self.servers, ranks)

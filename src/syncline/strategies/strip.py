@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from syncline.comm.window import Call, Counted, Functions
-from syncline.contract import Model, Saved, UpdateSettings
+from syncline.contract import Held, Model, Saved, UpdateSettings
 from syncline.engine.bucket import Bucket
 from syncline.strategies.replicas import run_values
 from syncline.strategies.rule_trial import decay_of_steps
@@ -32,6 +34,7 @@ class ServedStrip:
         self._values, self._gradient = values[low:high], gradient[low:high]
         self._values.copy_(run_values(bucket, saved)[low:high])
         self.optimizer = model.optimizer_of(bucket, values, gradient, low, high)
+        self._low, self._high = low, high
         self._decays_apart = decays_apart
         self._version = 0
         self.terms = TermsTold()
@@ -54,6 +57,10 @@ class ServedStrip:
         self._version += 1
         call.out.copy_(self._values)
         return self._version
+
+    def held(self) -> Iterator[Held]:
+        """Yield this rank's strip as it is now (`Whole.held`)."""
+        yield Held(self._low, self._high, self._values)
 
     def _serve_read(self, call: Call) -> int:
         assert call.out is not None

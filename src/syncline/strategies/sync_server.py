@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from syncline.contract import Family, Plan, Strategy, UpdateSettings, World, deal
 from syncline.engine.bucket import Bucket
 from syncline.sizes import ByLayer, Size
-from syncline.strategies.settings import SyncServerSettings
+from syncline.strategies.server_settings import SyncServerSettings
 
 
 class SyncServer(Strategy):

@@ -107,8 +107,12 @@ class Vector:
 
     def part(self, flat: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         """Return a bucket's part of a flat tensor that is laid out like the vector."""
-        at = self.buckets.index(bucket)
-        return flat[self._ends[at] : self._ends[at + 1]]
+        start = self.start_of(bucket)
+        return flat[start : start + bucket.num_elements]
+
+    def start_of(self, bucket: Bucket) -> int:
+        """Return where a bucket's part begins."""
+        return self._ends[self.buckets.index(bucket)]
 
     def cut(self, model: Model, owns: Sequence[bool]) -> tuple[int, ...]:
         """Cut the vector into strips, one for each position; empty ones where `owns` is false."""
