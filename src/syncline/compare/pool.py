@@ -91,19 +91,30 @@ def _start(cell: Cell, work: Callable[[Cell], None]) -> _Running:
     sys.stdout.flush()
     sys.stderr.flush()
     die_with_parent = dying_with_parent()
-    pid = os.fork()
-    if pid == 0:
-        _run(cell, work, die_with_parent)
+    # Python ignores what is raised while it forks: a Ctrl-C then has to wait.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _run(cell, work, die_with_parent, before)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return _Running(cell, pid, os.pidfd_open(pid), time.monotonic())
 
 
-def _run(cell: Cell, work: Callable[[Cell], None], die_with_parent: Callable[[], None]) -> NoReturn:
+def _run(
+    cell: Cell,
+    work: Callable[[Cell], None],
+    die_with_parent: Callable[[], None],
+    mask: set[int],
+) -> NoReturn:
     """Do the fork's work. Never returns: the callers on the stack are the parent's code."""
     status = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends its forks
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         die_with_parent()
         gc.freeze()  # a collection would write to every object, and so copy its page
         work(cell)
