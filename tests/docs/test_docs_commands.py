@@ -42,12 +42,18 @@ REDUCED: list[tuple[str, str, str]] = [
     (r"measure layers(.*?)( --seconds \d+)?$", r"measure layers\1 --seconds 0.5", "20 s"),
     (r"(measure links.*)", r"\1 --rounds 3 --sizes 64,65536,1048576", "half a minute"),
     (r"(simulate .*--ranks) 64", r"\1 16", "the same with fewer ranks"),
+    (
+        r"(compare examples.*)--ranks 2,8(.*)--seeds 3",
+        r"\1--ranks 2\2--seeds 1 --samples 2560",
+        "fewer",
+    ),
     (r"(verify examples.*)--ranks 1,2,4", r"\1--ranks 1,2", "the same with fewer ranks"),
 ]
 """A pattern of a command, what is run instead, and what it would take as it stands."""
 
 UNRUN: list[tuple[str, str]] = [
     (r"syncline validate", "half a minute at its shortest; tests/cli/test_cli_validate.py runs it"),
+    (r"syncline compare examples/study-jin", "takes two hours"),
     (r"make ", "sets up an environment, tests or measures everything"),
     (r"source ", "the tests run in the environment"),
     (r"python -m benchmarks\.(?!lsgd)", "measures for minutes to hours, or needs others' logs"),
