@@ -273,3 +273,10 @@ def test_the_command_writes_it_and_equal_traces_give_equal_bytes(tmp_path, capsy
         report([tmp_path], tmp_path / "report.html", tmp_path / "no" / "file", debug=False)
     with pytest.raises(ConfigError, match="--perfetto: got it with 2 runs"):
         report([tmp_path] * 2, tmp_path / "report.html", tmp_path / "a.pftrace", debug=False)
+
+
+def test_perfetto_without_a_trace_is_refused_before_anything_is_written(tmp_path):
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"--perfetto: .* holds no trace, but tasks come from"):
+        report([tmp_path], tmp_path / "report.html", tmp_path / "a.pftrace", debug=False)
+    assert not (tmp_path / "report.html").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -10,6 +11,9 @@ from syncline.cli.output import debug_option
 from syncline.config import printable
 from syncline.errors import ConfigError
 from syncline.files import check_can_be_written
+
+if TYPE_CHECKING:
+    from syncline.report.page.run import Run
 
 report_option: Path | None = typer.Option(
     None, "--report", metavar="FILE", help="Write a report at the end: one HTML file."
@@ -58,13 +62,28 @@ def report(
             rule = "a report is about traces, run folders and compare folders"
             fix = "Give the path of one that is there."
             raise ConfigError(printable(path), "nothing is there", rule, fix)
-    from syncline.report.page.write import write_report
+    from syncline.report.page.run import read
+    from syncline.report.page.write import write_page
 
-    write_report(what, out)
+    runs, comparisons = read(what)
+    traced = [run for run in runs if run.is_traced]
+    if perfetto is not None and not traced:
+        rule, fix = (
+            "tasks come from a trace",
+            "Record one: syncline train JOB --out DIR --trace FILE.",
+        )
+        raise ConfigError("--perfetto", f"{printable(what[0])} holds no trace", rule, fix)
+    write_page(runs, out, comparisons)
     print(f"report: {out}")
     if perfetto is not None:
-        from syncline.perf.trace import Trace, find_trace
-        from syncline.report.perfetto import write_perfetto
-
-        write_perfetto(Trace.read(find_trace(what[0])), perfetto)
+        _write_perfetto(traced[0], perfetto)
         print(f"perfetto: {perfetto}")
+
+
+def _write_perfetto(run: Run, path: Path) -> None:
+    """Write the trace of a run that was read, and the critical path that is known already."""
+    from syncline.perf.trace import Trace
+    from syncline.report.perfetto import write_perfetto
+
+    assert run.explanation is not None
+    write_perfetto(Trace(tuple(run.graph.tasks), run.header), path, run.explanation.path)
