@@ -51,7 +51,7 @@ def run_cells(
     try:
         while True:
             while len(running) < jobs and (cell := next(waiting, None)) is not None:
-                running.append(_start(cell, work))
+                _start(cell, work, running)
             if not running:
                 return
             for one in _ended(running, on_tick):
@@ -87,19 +87,21 @@ def _check(one: _Running) -> None:
         )
 
 
-def _start(cell: Cell, work: Callable[[Cell], None]) -> _Running:
+def _start(cell: Cell, work: Callable[[Cell], None], running: list[_Running]) -> None:
+    """Fork a process for a cell, and add it to those that run."""
     sys.stdout.flush()
     sys.stderr.flush()
     die_with_parent = dying_with_parent()
-    # Python ignores what is raised while it forks: a Ctrl-C then has to wait.
+    # Python ignores what is raised while it forks. A Ctrl-C has to wait until the process is among
+    # those that run: only they are ended.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
         if pid == 0:
             _run(cell, work, die_with_parent, before)
+        running.append(_Running(cell, pid, os.pidfd_open(pid), time.monotonic()))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return _Running(cell, pid, os.pidfd_open(pid), time.monotonic())
 
 
 def _run(
